@@ -1,0 +1,27 @@
+# Two commands matter: `make serve` and `make test`. PIP_ARGS is passed to every pip install.
+PYTHON ?= python3
+VENV := .venv
+PIP_ARGS ?=
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: serve test lint install
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml constraints-cpu.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints-cpu.txt -e '.[dev]'
+	touch $@
+
+serve: install
+	$(BIN)/pointsman serve $(ARGS)
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+test: lint
+	$(BIN)/python -m pytest -m "not slow and not gpu" $(PYTEST_ARGS)

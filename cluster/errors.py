@@ -1,0 +1,67 @@
+"""The exception tree. Every message holds the value, the limit and the remedy.
+
+PointsmanError
+├── ConfigError            a flag, file or value that cannot be served (CLI: exit 2)
+│   └── CheckpointError    a model directory that cannot be loaded, names the file and the value
+├── RequestError           a request that cannot be served (HTTP 400), carries the field's name
+│   ├── UnknownModelError  HTTP 404, code model_not_found
+│   └── OverloadedError    a bound was reached (HTTP 429)
+├── CellError              the cell cannot run steps (HTTP 503; CLI: exit 1)
+│   ├── RankLostError      names the rank
+│   └── DeadlineError      a wait that ended without its answer; names who is missing
+├── WireError              bytes that are not a message of this protocol version
+└── StoreError             a misuse of the prefix store or of a block pool that a caller can avoid
+"""
+
+
+class PointsmanError(Exception):
+    """Root of everything this project raises on purpose."""
+
+
+class ConfigError(PointsmanError):
+    """A flag, file or value that cannot be served."""
+
+
+class CheckpointError(ConfigError):
+    """A model directory that cannot be loaded."""
+
+
+class RequestError(PointsmanError):
+    """A request that cannot be served as it is."""
+
+    def __init__(self, message: str, *, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class UnknownModelError(RequestError):
+    """The model named in the request is not the one served."""
+
+
+class OverloadedError(RequestError):
+    """A queue is at its bound; the client may try again later."""
+
+
+class CellError(PointsmanError):
+    """The cell cannot run steps."""
+
+
+class RankLostError(CellError):
+    """An expert worker died or cannot be reached."""
+
+    def __init__(self, rank: int, reason: str) -> None:
+        super().__init__(f"rank {rank} is lost: {reason}")
+        self.rank = rank
+        self.reason = reason
+
+
+class DeadlineError(CellError):
+    """A wait passed its deadline; the message names who did not answer."""
+
+
+class WireError(PointsmanError):
+    """Bytes that are not a message of this protocol version."""
+
+
+class StoreError(PointsmanError):
+    """A misuse of the prefix store or a block pool."""

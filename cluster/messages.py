@@ -1,0 +1,284 @@
+"""Every struct that crosses a process. Frozen, tagged, declared once; `cluster/wire.py` moves them.
+
+Three conversations:
+  HTTP server  <-> engine           ToEngine / ToHttpServer
+  launcher      -> engine           RankLost, Stop (part of ToEngine)
+  engine       <-> expert worker    ToWorker / ToEngineFromWorker; route frames come on a second socket
+"""
+
+import msgspec
+import numpy as np
+
+from cluster.types import DispatchMode, EvictTarget, FinishReason
+
+Int32Column = np.ndarray
+"""[n] int32. (msgspec needs the plain class; the dtype is checked where a column is used.)"""
+
+
+class SamplingParams(msgspec.Struct, frozen=True):
+    """How tokens of a request are drawn. temperature 0 is greedy. The engine fills `seed` at submit if it is None."""
+
+    max_tokens: int
+    temperature: float
+    top_p: float
+    seed: int | None
+    stop_token_ids: tuple[int, ...]
+    """Ids that end the generation with finish_reason "stop": the end-of-sequence ids unless `ignore_eos`."""
+
+
+# HTTP server -> engine
+
+
+class Submit(msgspec.Struct, frozen=True, tag=True):
+    """A validated request. Prompt ids are in range, the prompt fits the context with `max_tokens`."""
+
+    request_id: str
+    prompt_token_ids: Int32Column
+    sampling: SamplingParams
+    cache_salt: str | None
+    return_routes: bool
+
+
+class Abort(msgspec.Struct, frozen=True, tag=True):
+    """The client left. Idempotent; unknown ids are ignored because the request may just have finished."""
+
+    request_id: str
+
+
+class Finish(msgspec.Struct, frozen=True, tag=True):
+    """A stop string was completed by output token number `num_output_tokens` (1-based)."""
+
+    request_id: str
+    num_output_tokens: int
+
+
+class MetricsQuery(msgspec.Struct, frozen=True, tag=True):
+    query_id: int
+
+
+class StatusQuery(msgspec.Struct, frozen=True, tag=True):
+    query_id: int
+
+
+class EvictCommand(msgspec.Struct, frozen=True, tag=True):
+    query_id: int
+    part: EvictTarget
+
+
+class RankLost(msgspec.Struct, frozen=True, tag=True):
+    """From the launcher: Ray reported the actor of this rank dead."""
+
+    rank: int
+    reason: str
+
+
+class Stop(msgspec.Struct, frozen=True, tag=True):
+    """From the launcher: end every request with an error and leave the loop."""
+
+    reason: str
+
+
+ToEngine = Submit | Abort | Finish | MetricsQuery | StatusQuery | EvictCommand | RankLost | Stop
+
+
+# engine -> HTTP server
+
+
+class Completion(msgspec.Struct, frozen=True):
+    """Comes with the last delta of a request."""
+
+    finish_reason: FinishReason
+    error: str | None
+    """Set if and only if finish_reason is "error"."""
+    num_output_tokens: int
+    cached_tokens: int
+    replayed_tokens: int
+    topk_ids: np.ndarray | None
+    """[prompt + output - 1, MoE layers, experts per token] uint8 or uint16 if `return_routes`, from position 0."""
+    topk_weights: np.ndarray | None
+
+
+class OutputDelta(msgspec.Struct, frozen=True):
+    """New tokens of one request; `completion` closes it."""
+
+    request_id: str
+    token_ids: list[int]
+    completion: Completion | None
+
+
+class OutputBatch(msgspec.Struct, frozen=True, tag=True):
+    """All deltas of one step for one HTTP server."""
+
+    deltas: list[OutputDelta]
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """A submit that the engine did not take: queue bound reached, or the cell cannot run steps."""
+
+    request_id: str
+    kind: str
+    """"overloaded" or "unavailable"."""
+    reason: str
+
+
+class MetricsText(msgspec.Struct, frozen=True, tag=True):
+    query_id: int
+    text: bytes
+
+
+class CellStatus(msgspec.Struct, frozen=True, tag=True):
+    """Answer to StatusQuery; /health and /admin/status are views of it."""
+
+    query_id: int
+    ready: bool
+    reason: str
+    """Empty when ready."""
+    ep_size: int
+    placement_epoch: int
+    dispatch: DispatchMode
+    num_waiting: int
+    num_running: int
+    kv_blocks_free: list[int]
+    kv_blocks_used: list[int]
+    """Per rank: blocks that a running request or the store holds."""
+    kv_blocks_leased: int
+    store_nodes: int
+    store_bytes: dict[str, int]
+    steps_total: int
+
+
+class EvictReport(msgspec.Struct, frozen=True, tag=True):
+    query_id: int
+    part: EvictTarget
+    nodes: int
+    bytes: int
+    kept_leased: int
+
+
+ToHttpServer = OutputBatch | Refused | MetricsText | CellStatus | EvictReport
+
+
+# engine -> expert worker
+
+
+class SequenceStart(msgspec.Struct, frozen=True, tag=True):
+    """Once per request and home rank, before the first step that names the seq_id."""
+
+    seq_id: int
+    temperature: float
+    top_p: float
+    seed: int
+
+
+class SequenceEnd(msgspec.Struct, frozen=True, tag=True):
+    """These seq_ids will not be named again."""
+
+    seq_ids: list[int]
+
+
+class RouteChunk(msgspec.Struct, frozen=True, tag=True):
+    """Routes that a chunk of step `step_id` replays; named by `route_id` in the descriptor. [T, L, K] both."""
+
+    route_id: int
+    step_id: int
+    topk_ids: np.ndarray
+    topk_weights: np.ndarray
+
+
+class StepDescriptor(msgspec.Struct, frozen=True, tag=True):
+    """One step, the same bytes for every rank. S chunks, ordered by rank; N = sum of num_tokens.
+
+    A rank without chunks takes part with zero tokens. Columns are int32.
+    """
+
+    step_id: int
+    placement_epoch: int
+    dispatch: DispatchMode
+    seq_ids: Int32Column
+    """[S]"""
+    ranks: Int32Column
+    """[S] home rank of each chunk"""
+    first_positions: Int32Column
+    """[S] position of the chunk's first token in its sequence"""
+    num_tokens: Int32Column
+    """[S] tokens of the chunk, at least 1"""
+    route_ids: Int32Column
+    """[S] RouteChunk to replay, −1: the gate chooses"""
+    samples: Int32Column
+    """[S] 1 if the chunk's last token is the sequence's last known one, so that the next is sampled"""
+    input_ids: Int32Column
+    """[N] token ids, chunk after chunk"""
+    block_table_lens: Int32Column
+    """[S]"""
+    block_tables: Int32Column
+    """[sum of block_table_lens] the sequence's blocks from position 0"""
+
+
+class WorkerStop(msgspec.Struct, frozen=True, tag=True):
+    pass
+
+
+ToWorker = SequenceStart | SequenceEnd | RouteChunk | StepDescriptor | WorkerStop
+
+
+# expert worker -> engine
+
+
+class WorkerReady(msgspec.Struct, frozen=True, tag=True):
+    rank: int
+    pid: int
+    num_kv_blocks: int
+
+
+class StepTimings(msgspec.Struct, frozen=True):
+    """Seconds of one rank in one step; `forward` contains the others and the sampler."""
+
+    forward: float
+    attention: float
+    gate: float
+    dispatch: float
+    experts: float
+    combine: float
+
+
+class StepResult(msgspec.Struct, frozen=True, tag=True):
+    """One rank's answer. `seq_ids` and `token_ids` are the sampled tokens, in the descriptor's order."""
+
+    rank: int
+    step_id: int
+    seq_ids: list[int]
+    token_ids: list[int]
+    poisoned_seq_ids: list[int]
+    """Sequences with a non-finite router logit or logit: they end with an error and nothing of them is published."""
+    gate_tokens: int
+    """Tokens of this rank that went through a gate (counted once per token, not per layer)."""
+    expert_load: Int32Column
+    """[MoE layers, local experts] rows that this rank's experts served; int32"""
+    timings: StepTimings
+
+
+class WorkerFailed(msgspec.Struct, frozen=True, tag=True):
+    """The worker cannot go on. `exchange` tells a broken exchange (another rank may be the cause) from its own fault."""
+
+    rank: int
+    step_id: int
+    exchange: bool
+    reason: str
+
+
+ToEngineFromWorker = WorkerReady | StepResult | WorkerFailed
+
+
+class RouteFrame(msgspec.Struct, frozen=True, tag=True):
+    """Routes that the gate of one rank chose in one step, chunk after chunk in the descriptor's order. Second socket."""
+
+    rank: int
+    step_id: int
+    seq_ids: Int32Column
+    """[C]"""
+    num_tokens: Int32Column
+    """[C]"""
+    topk_ids: np.ndarray
+    """[sum of num_tokens, L, K] uint8 or uint16, sorted by id"""
+    topk_weights: np.ndarray
+    """same shape"""
