@@ -67,7 +67,6 @@ class StoreSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     route_memory: str = "256MiB"
     """Per cell."""
     route_replay: bool = True
-    enabled: bool = True
 
 
 class HttpSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

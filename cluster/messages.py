@@ -258,7 +258,7 @@ class StepResult(msgspec.Struct, frozen=True, tag=True):
 
 
 class WorkerFailed(msgspec.Struct, frozen=True, tag=True):
-    """The worker cannot go on. `exchange` tells a broken exchange (another rank may be the cause) from its own fault."""
+    """The worker cannot go on. `exchange`: the exchange broke, so another rank may be the cause."""
 
     rank: int
     step_id: int
@@ -270,7 +270,7 @@ ToEngineFromWorker = WorkerReady | StepResult | WorkerFailed
 
 
 class RouteFrame(msgspec.Struct, frozen=True, tag=True):
-    """Routes that the gate of one rank chose in one step, chunk after chunk in the descriptor's order. Second socket."""
+    """Routes that one rank's gate chose in one step, chunk after chunk in the descriptor's order. Second socket."""
 
     rank: int
     step_id: int
