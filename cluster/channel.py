@@ -17,7 +17,7 @@ QUEUE_BOUND = 65536
 
 class _Socket:
     def __init__(self, kind: int) -> None:
-        self._context = zmq.Context.instance()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         self.socket: zmq.Socket[bytes] = self._context.socket(kind)
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.setsockopt(zmq.SNDHWM, QUEUE_BOUND)
