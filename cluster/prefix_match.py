@@ -22,7 +22,7 @@ class PrefixMatch:
 
 
 PublishOutcome = Literal["added", "duplicate", "private"]
-"""Of one block: the tree has it now; the tree had one on this rank, so it stays the caller's; refused, stays the caller's."""
+"""Of one block: taken by the tree; the tree had one on this rank (stays the caller's); refused (stays the caller's)."""
 
 
 @dataclass(frozen=True)
