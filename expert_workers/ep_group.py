@@ -1,0 +1,131 @@
+"""The expert-parallel process group of one cell: rendezvous, backend, network interface, end.
+
+Ranks meet in a TCPStore that the caller places. Only torch.distributed's default group exists in a worker.
+"""
+
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+
+import psutil
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore  # typed here, re-exported untyped
+
+from cluster.errors import CellError, ConfigError
+from cluster.types import ExchangeKind
+
+
+@dataclass(frozen=True)
+class GroupOptions:
+    """What one rank needs to join.
+
+    host_address:  IP address of this host that the other ranks can reach (the one that Ray uses)
+    store_address, store_port: where the group's TCPStore listens
+    join_timeout_seconds:      until all ranks are there; weights may still be loading elsewhere
+    exchange_timeout_seconds:  of every exchange afterwards
+    """
+
+    rank: int
+    ep_size: int
+    exchange: ExchangeKind
+    host_address: str
+    store_address: str
+    store_port: int
+    join_timeout_seconds: float
+    exchange_timeout_seconds: float
+
+
+def host_store(address: str, port: int, timeout_seconds: float) -> TCPStore:
+    """Listens for the group's ranks; port 0 takes a free one, told by `.port`. Lives as long as the object.
+
+    Raises CellError when the address cannot be bound.
+    """
+    try:
+        return TCPStore(
+            address,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=timeout_seconds),
+        )
+    except RuntimeError as error:
+        raise CellError(f"no rendezvous store at {address}:{port}: {error}") from error
+
+
+def connect_store(options: GroupOptions) -> TCPStore:
+    """Raises CellError naming rank, host, address and port."""
+    try:
+        return TCPStore(
+            options.store_address,
+            options.store_port,
+            is_master=False,
+            timeout=timedelta(seconds=options.join_timeout_seconds),
+        )
+    except RuntimeError as error:
+        raise _cannot_join(options, str(error)) from error
+
+
+def join_group(options: GroupOptions, store: Store) -> dist.ProcessGroup:
+    """Blocks until all ranks have joined. Raises CellError naming the ranks that did not come.
+
+    Sets GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME of this process: neither library takes the interface as an argument.
+    """
+    interface = interface_of(options.host_address)
+    os.environ[f"{options.exchange.upper()}_SOCKET_IFNAME"] = interface
+    _wait_for_all_ranks(options, store)
+    try:
+        dist.init_process_group(
+            backend=options.exchange,
+            store=PrefixStore("ep_group", store),
+            rank=options.rank,
+            world_size=options.ep_size,
+            timeout=timedelta(seconds=options.exchange_timeout_seconds),
+        )
+    except RuntimeError as error:
+        raise _cannot_join(options, f"interface {interface}: {error}") from error
+    group = dist.group.WORLD
+    assert group is not None
+    return group
+
+
+def leave_group() -> None:
+    """Ends the default group of this process, if there is one. Peers in an exchange see their connection close."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def interface_of(address: str) -> str:
+    """Name of the network interface that owns an IP address of this host. Raises ConfigError."""
+    interfaces = psutil.net_if_addrs()
+    for name, owned in interfaces.items():
+        if any(entry.address.partition("%")[0] == address for entry in owned):
+            return name
+    raise ConfigError(
+        f"no network interface of this host owns {address}; it has {', '.join(sorted(interfaces))}"
+    )
+
+
+def _wait_for_all_ranks(options: GroupOptions, store: Store) -> None:
+    """A wait of its own, so that its timeout can be longer than an exchange's and its error can name who is missing."""
+    keys = [f"arrived/{rank}" for rank in range(options.ep_size)]
+    try:
+        store.set(keys[options.rank], options.host_address)
+        store.wait(keys, timedelta(seconds=options.join_timeout_seconds))
+    except RuntimeError as error:
+        raise _cannot_join(options, _missing_ranks(options, store, error)) from error
+
+
+def _missing_ranks(options: GroupOptions, store: Store, error: RuntimeError) -> str:
+    try:
+        missing = [r for r in range(options.ep_size) if not store.check([f"arrived/{r}"])]
+    except RuntimeError:
+        return f"the store is gone: {error}"
+    return f"rank {', '.join(map(str, missing))} did not arrive"
+
+
+def _cannot_join(options: GroupOptions, reason: str) -> CellError:
+    return CellError(
+        f"rank {options.rank} on host {options.host_address} could not join the EP group of "
+        f"{options.ep_size} at {options.store_address}:{options.store_port} within "
+        f"{options.join_timeout_seconds:g} s: {reason.strip().partition(chr(10))[0]}"
+    )

@@ -1,0 +1,177 @@
+"""Negotiated dispatch over gloo against the dense oracle, with the neighbourhoods that break such code."""
+
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from cluster.placement import ExpertPlacement
+from expert_workers.dispatch.negotiated import NegotiatedDispatcher
+from expert_workers.exchange.base import ExchangeError
+from tests.expert_workers.dispatch.moe_cases import (
+    NUM_EXPERTS,
+    Tokens,
+    expected,
+    local_experts,
+    make_tokens,
+    moe_layer,
+)
+from tests.helpers.ranks import RankContext, run_ranks
+
+CPU = torch.device("cpu")
+
+
+def layer_results(ep_size: int, tokens_of_rank: list[list[Tokens]]) -> list[list[Tensor]]:
+    """Results by rank and round; `tokens_of_rank[r]` are the tokens of rank r, round after round."""
+    placement = ExpertPlacement.contiguous(NUM_EXPERTS, ep_size)
+
+    def run_rounds(context: RankContext) -> list[np.ndarray]:
+        dispatcher = NegotiatedDispatcher(placement, context.exchange(), CPU)
+        experts = local_experts(placement, context.rank)
+        rounds = tokens_of_rank[context.rank]
+        return [moe_layer(dispatcher, experts, tokens).float().numpy() for tokens in rounds]
+
+    answers = run_ranks(ep_size, run_rounds)
+    return [[torch.from_numpy(array) for array in arrays] for arrays in answers]
+
+
+def check_against_oracle(tokens_of_rank: list[list[Tokens]], tolerance: float = 1e-5) -> None:
+    results = layer_results(len(tokens_of_rank), tokens_of_rank)
+    for rounds, arrays in zip(tokens_of_rank, results, strict=True):
+        for tokens, result in zip(rounds, arrays, strict=True):
+            assert result.shape == tokens.x.shape
+            torch.testing.assert_close(result, expected(tokens), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("ep_size", [1, 2, 4])
+def test_every_token_gets_the_sum_over_its_experts_on_all_ranks(ep_size: int) -> None:
+    check_against_oracle([[make_tokens(5 + rank, seed=rank)] for rank in range(ep_size)])
+
+
+def test_bfloat16_rows_come_back_within_bfloat16_rounding() -> None:
+    tokens = [[make_tokens(6, seed=rank, dtype=torch.bfloat16)] for rank in range(2)]
+    check_against_oracle(tokens, tolerance=4e-2)
+
+
+def test_idle_ranks_take_part_with_zero_tokens() -> None:
+    check_against_oracle([[make_tokens(n, seed=n)] for n in (0, 7, 0, 0)])
+
+
+def test_fewer_tokens_than_ranks_are_served() -> None:
+    check_against_oracle([[make_tokens(n, seed=n)] for n in (1, 0, 1, 0)])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_step_without_any_token_keeps_dtype_and_width(dtype: torch.dtype) -> None:
+    placement = ExpertPlacement.contiguous(NUM_EXPERTS, 2)
+    nothing = make_tokens(0, seed=0, dtype=dtype)
+
+    def shapes(context: RankContext) -> tuple[object, ...]:
+        dispatcher = NegotiatedDispatcher(placement, context.exchange(), CPU)
+        received = dispatcher.dispatch(nothing.x, nothing.topk_ids, nothing.topk_weights)
+        combined = dispatcher.combine(received.x, received.handle)
+        return (
+            tuple(received.x.shape),
+            received.x.dtype == dtype,
+            tuple(received.expert_ids.shape),
+            tuple(combined.shape),
+            combined.dtype == dtype,
+        )
+
+    width = nothing.x.shape[1]
+    assert run_ranks(2, shapes) == [((0, width), True, (0, 3), (0, width), True)] * 2
+
+
+def test_all_tokens_may_go_to_one_rank_and_none_to_the_others() -> None:
+    crowded = range(4, 8)  # all on rank 1 of 2
+    check_against_oracle([[make_tokens(6, seed=rank, experts=crowded)] for rank in range(2)])
+
+
+def test_random_rounds_of_uneven_loads_match_the_oracle() -> None:
+    sizes = np.random.default_rng(5).integers(0, 9, size=(4, 12))
+    check_against_oracle(
+        [
+            [make_tokens(int(n), seed=100 * rank + i) for i, n in enumerate(row)]
+            for rank, row in enumerate(sizes)
+        ]
+    )
+
+
+def test_a_token_with_several_experts_on_one_rank_sends_it_one_row() -> None:
+    placement = ExpertPlacement.contiguous(NUM_EXPERTS, 2)
+    tokens = make_tokens(5, seed=3, experts=range(4))
+
+    def received_rows(context: RankContext) -> tuple[int, int]:
+        dispatcher = NegotiatedDispatcher(placement, context.exchange(), CPU)
+        received = dispatcher.dispatch(tokens.x, tokens.topk_ids, tokens.topk_weights)
+        dispatcher.combine(received.x, received.handle)
+        return received.x.shape[0], int((received.expert_ids >= 0).sum())
+
+    assert run_ranks(2, received_rows) == [(10, 30), (0, 0)]
+
+
+def test_rows_arrive_in_source_rank_order_with_their_own_metadata() -> None:
+    placement = ExpertPlacement.contiguous(NUM_EXPERTS, 2)
+    tokens = [make_tokens(4, seed=rank, experts=range(3, 8)) for rank in range(2)]
+
+    def received_fields(context: RankContext) -> list[np.ndarray]:
+        mine = tokens[context.rank]
+        dispatcher = NegotiatedDispatcher(placement, context.exchange(), CPU)
+        received = dispatcher.dispatch(mine.x, mine.topk_ids, mine.topk_weights)
+        dispatcher.combine(received.x, received.handle)
+        fields = (received.x, received.expert_ids, received.expert_weights)
+        return [field.numpy() for field in fields]
+
+    x, expert_ids, weights = run_ranks(2, received_fields)[1]
+    sent_ids = torch.cat([t.topk_ids for t in tokens]).numpy()
+    sent_weights = torch.cat([t.topk_weights for t in tokens]).numpy()
+    np.testing.assert_array_equal(x, torch.cat([t.x for t in tokens]).numpy())
+    np.testing.assert_array_equal(expert_ids, np.where(sent_ids >= 4, sent_ids - 4, -1))
+    np.testing.assert_array_equal(weights, np.where(sent_ids >= 4, sent_weights, 0))
+
+
+def test_a_tokens_result_has_the_same_bytes_whatever_its_neighbours_are() -> None:
+    tokens = make_tokens(3, seed=1)
+    nothing = make_tokens(0, seed=0)
+    crowd = make_tokens(9, seed=2)
+    together = Tokens(
+        *(
+            torch.cat([neighbour, mine])
+            for neighbour, mine in (
+                (crowd.x, tokens.x),
+                (crowd.topk_ids, tokens.topk_ids),
+                (crowd.topk_weights, tokens.topk_weights),
+            )
+        )
+    )
+    busy = [[make_tokens(4, seed=10 + rank)] for rank in range(3)]
+    alone = layer_results(4, [[tokens], [nothing], [nothing], [nothing]])[0][0]
+    crowded = layer_results(4, [[together], *busy])[0][0]
+    assert crowded[-3:].numpy().tobytes() == alone.numpy().tobytes()
+
+
+def test_a_rank_killed_mid_exchange_makes_the_others_raise_in_bounded_time() -> None:
+    tokens = make_tokens(4, seed=7)
+    ep_size = 4
+    spread = ExpertPlacement.contiguous(NUM_EXPERTS, ep_size)
+
+    def seconds_until_error(context: RankContext) -> float:
+        dispatcher = NegotiatedDispatcher(spread, context.exchange(), CPU)
+        experts = local_experts(spread, context.rank)
+        moe_layer(dispatcher, experts, tokens)
+        if context.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        started = time.monotonic()
+        with pytest.raises(ExchangeError, match=f"rank {context.rank}"):
+            moe_layer(dispatcher, experts, tokens)
+        return time.monotonic() - started
+
+    answers = run_ranks(
+        ep_size, seconds_until_error, exchange_timeout_seconds=5.0, may_die=frozenset({1})
+    )
+    assert answers[1] is None
+    assert all(answers[rank] < 10.0 for rank in (0, 2, 3))
