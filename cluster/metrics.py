@@ -1,0 +1,122 @@
+"""Every metric, declared once with help and unit. The engine owns them all, so that a cell is counted once;
+HTTP servers fetch the rendered text. The registry is passed in.
+
+Labels have few values, none of them comes from a user.
+"""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+_LATENCY_BUCKETS = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
+)  # fmt: skip
+_STEP_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+
+
+class Metrics:
+    """The metrics of one cell."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+        self._evictions_seen = {"kv": 0, "routes": 0}
+        self._declare_requests()
+        self._declare_steps()
+        self._declare_store()
+
+    def _counter(self, name: str, help_text: str, labels: tuple[str, ...] = ()) -> Counter:
+        return Counter(f"pointsman_{name}", help_text, labels, registry=self._registry)
+
+    def _gauge(self, name: str, help_text: str, labels: tuple[str, ...] = ()) -> Gauge:
+        return Gauge(f"pointsman_{name}", help_text, labels, registry=self._registry)
+
+    def _histogram(
+        self, name: str, help_text: str, buckets: tuple[float, ...], labels: tuple[str, ...] = ()
+    ) -> Histogram:
+        return Histogram(
+            f"pointsman_{name}", help_text, labels, buckets=buckets, registry=self._registry
+        )
+
+    def _declare_requests(self) -> None:
+        self.requests_running = self._gauge("requests_running", "Requests with a home rank")
+        self.requests_waiting = self._gauge("requests_waiting", "Requests that wait for admission")
+        self.requests_finished = self._counter(
+            "requests_finished_total", "Requests that ended, by reason", ("reason",)
+        )
+        for reason in ("stop", "length", "abort", "error"):
+            self.requests_finished.labels(reason)
+        self.preemptions = self._counter("preemptions_total", "Requests put back to waiting")
+        self.prompt_tokens = self._counter(
+            "prompt_tokens_total", "Prompt tokens by where they came from", ("source",)
+        )
+        for source in ("computed", "cached", "replayed"):
+            self.prompt_tokens.labels(source)
+        self.generation_tokens = self._counter("generation_tokens_total", "Tokens sampled")
+        self.time_to_first_token = self._histogram(
+            "time_to_first_token_seconds", "From submit to the first token", _LATENCY_BUCKETS
+        )
+        self.inter_token_latency = self._histogram(
+            "inter_token_latency_seconds", "Between tokens of one request", _LATENCY_BUCKETS
+        )
+        self.e2e_request_latency = self._histogram(
+            "e2e_request_latency_seconds", "From submit to completion", _LATENCY_BUCKETS
+        )
+
+    def _declare_steps(self) -> None:
+        labels = ("dispatch",)
+        self.step_seconds = self._histogram(
+            "step_seconds", "Schedule to update of one step", _STEP_BUCKETS, labels
+        )
+        self.control_seconds = self._histogram(
+            "control_seconds", "Part of a step outside the slowest rank's forward", _STEP_BUCKETS
+        )
+        self.steps = self._counter("steps_total", "Committed steps", labels)
+        self.dispatch_seconds = self._histogram(
+            "dispatch_seconds", "Dispatch of one step, slowest rank", _STEP_BUCKETS, labels
+        )
+        self.combine_seconds = self._histogram(
+            "combine_seconds", "Combine of one step, slowest rank", _STEP_BUCKETS, labels
+        )
+        self.gate_seconds = self._histogram(
+            "gate_seconds", "Gates of one step, slowest rank", _STEP_BUCKETS
+        )
+        self.gate_tokens = self._counter(
+            "gate_tokens_total", "Tokens that went through the gates (replayed ones do not)"
+        )
+        self.replay_fallbacks = self._counter(
+            "replay_fallbacks_total",
+            "Tokens with recorded routes that went through the gate",
+            ("reason",),
+        )
+        self.replay_fallbacks.labels("replay_off")
+        self.expert_load_balancedness = self._gauge(
+            "expert_load_balancedness", "Mean over maximum expert rows of the ranks, last step"
+        )
+
+    def _declare_store(self) -> None:
+        self.route_conflicts = self._counter(
+            "route_conflicts_total", "Blocks kept private because other experts are recorded"
+        )
+        self.prefix_store_bytes = self._gauge(
+            "prefix_store_bytes", "Bytes in the prefix store", ("part",)
+        )
+        self.prefix_store_nodes = self._gauge("prefix_store_nodes", "Nodes of the prefix store")
+        self.prefix_store_evictions = self._counter(
+            "prefix_store_evictions_total", "Blocks whose part was evicted", ("part",)
+        )
+        for part in ("kv", "routes"):
+            self.prefix_store_bytes.labels(part)
+            self.prefix_store_evictions.labels(part)
+        self.kv_blocks_free = self._gauge("kv_blocks_free", "Free KV blocks", ("rank",))
+        self.kv_blocks_used = self._gauge(
+            "kv_blocks_used", "KV blocks held by requests or the store", ("rank",)
+        )
+
+    def set_evictions(self, *, kv: int, routes: int) -> None:
+        """Brings the eviction counters up to totals that the store keeps."""
+        for part, total in (("kv", kv), ("routes", routes)):
+            counter = self.prefix_store_evictions.labels(part)
+            counter.inc(total - self._evictions_seen[part])
+            self._evictions_seen[part] = total
+
+    def render(self) -> bytes:
+        """The page in the Prometheus text format."""
+        return generate_latest(self._registry)

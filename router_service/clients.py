@@ -1,0 +1,79 @@
+"""What the engine needs from others, as Protocols: the prefix store and the expert workers."""
+
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from cluster.messages import RouteChunk, RouteFrame, SequenceStart, StepDescriptor, StepResult
+from cluster.prefix_match import Eviction, PrefixMatch, Publication, StoreStats
+from cluster.routes import ExpertRoutes
+from cluster.types import BlockId, EvictTarget, Namespace, Rank
+
+Int32Array = npt.NDArray[np.int32]
+
+
+class Lease(Protocol):
+    """Keeps the matched nodes of one request from eviction. Owned by the request, made and ended by the store."""
+
+    @property
+    def num_tokens(self) -> int: ...
+
+
+class PrefixStore(Protocol):
+    """See `prefix_store.store.PrefixStore`, which documents each method."""
+
+    def match(self, namespace: Namespace, token_ids: Int32Array) -> PrefixMatch: ...
+
+    def acquire(self, namespace: Namespace, token_ids: Int32Array, num_tokens: int) -> Lease: ...
+
+    def release(self, lease: Lease) -> None: ...
+
+    def kv_block_ids(self, lease: Lease, rank: Rank, num_tokens: int) -> list[BlockId]: ...
+
+    def routes(self, lease: Lease, start: int, end: int) -> list[ExpertRoutes]: ...
+
+    def publish(
+        self,
+        lease: Lease,
+        rank: Rank,
+        token_ids: Int32Array,
+        first_block: int,
+        block_ids: list[BlockId],
+        routes: list[ExpertRoutes],
+    ) -> Publication: ...
+
+    def allocate(self, rank: Rank, num_blocks: int) -> list[BlockId] | None: ...
+
+    def free(self, rank: Rank, block_ids: list[BlockId]) -> None: ...
+
+    def num_allocatable(self, rank: Rank) -> int: ...
+
+    def evict(self, part: EvictTarget) -> Eviction: ...
+
+    def stats(self) -> StoreStats: ...
+
+    def check_invariants(self) -> None: ...
+
+
+class Workers(Protocol):
+    """All expert workers of the cell."""
+
+    def start_sequence(self, rank: Rank, start: SequenceStart) -> None: ...
+
+    def end_sequences(self, rank: Rank, seq_ids: list[int]) -> None: ...
+
+    def send_routes(self, rank: Rank, chunk: RouteChunk) -> None:
+        """Ahead of the step that names it; frames to one rank stay in order."""
+        ...
+
+    def execute(self, step: StepDescriptor) -> list[StepResult]:
+        """Runs one step on every rank and returns all results, by rank.
+
+        Raises RankLostError or DeadlineError, which name the rank that did not answer.
+        """
+        ...
+
+    def route_frames(self, timeout_seconds: float) -> list[RouteFrame]:
+        """Frames that have arrived; waits up to the timeout for the first one."""
+        ...

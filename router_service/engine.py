@@ -1,0 +1,350 @@
+"""The step loop: schedule → execute → update. Owner of all requests; single writer of the scheduler and the store.
+
+No sockets here: `engine_service` feeds it and ships what it returns.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from cluster.errors import CellError, OverloadedError, RequestError
+from cluster.messages import (
+    Completion,
+    OutputDelta,
+    RouteFrame,
+    SequenceStart,
+    StepResult,
+    Submit,
+)
+from cluster.metrics import Metrics
+from cluster.prefix_match import Eviction
+from cluster.routes import ExpertRoutes, RouteShape
+from cluster.types import DispatchMode, EvictTarget, FinishReason, Namespace, Rank, SeqId, StepId
+from router_service.clients import PrefixStore, Workers
+from router_service.publisher import Publisher
+from router_service.request import Request
+from router_service.scheduler import Schedule, Scheduler
+from router_service.step_builder import build_route_chunk, build_step
+from router_service.step_metrics import StepMetrics
+
+
+@dataclass(frozen=True)
+class EngineLimits:
+    num_ranks: int
+    block_size: int
+    num_kv_blocks: int
+    """Per rank."""
+    route_shape: RouteShape
+    dispatch: DispatchMode
+    placement_epoch: int
+    frame_timeout_seconds: float
+    """How long the routes of a committed step may take."""
+
+
+@dataclass(frozen=True)
+class ClientDelta:
+    """One delta and the HTTP server that it goes to."""
+
+    client: bytes
+    delta: OutputDelta
+
+
+class Engine:
+    """`submit`, `abort` and `finish` only change the sets; `step` does the work. Called from one thread."""
+
+    def __init__(
+        self,
+        limits: EngineLimits,
+        *,
+        scheduler: Scheduler,
+        store: PrefixStore,
+        workers: Workers,
+        metrics: Metrics,
+        namespace_of: Callable[[str | None], Namespace],
+        draw_seed: Callable[[], int],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._limits = limits
+        self._scheduler = scheduler
+        self._store = store
+        self._workers = workers
+        self._metrics = metrics
+        self._namespace_of = namespace_of
+        self._draw_seed = draw_seed
+        self._clock = clock
+        self._publisher = Publisher(store, limits.block_size, metrics)
+        self._step_metrics = StepMetrics(metrics, limits.dispatch)
+        self._requests: dict[tuple[bytes, str], Request] = {}
+        self._by_seq_id: dict[SeqId, Request] = {}
+        self._finishing: list[Request] = []
+        self._deltas: list[ClientDelta] = []
+        self._next_seq_id = 0
+        self._next_route_id = 0
+        self.num_steps = 0
+
+    # --- from HTTP servers, between steps
+
+    def submit(self, client: bytes, submit: Submit) -> None:
+        """Raises OverloadedError or RequestError; nothing is kept then."""
+        if not self._scheduler.has_room():
+            raise OverloadedError(
+                f"{len(self._scheduler.waiting)} requests are waiting, which is the bound "
+                "(scheduler.max_num_waiting); try again later"
+            )
+        needed = -(
+            -(len(submit.prompt_token_ids) + submit.sampling.max_tokens) // self._limits.block_size
+        )
+        if needed > self._limits.num_kv_blocks or not len(submit.prompt_token_ids):
+            raise RequestError(
+                f"{len(submit.prompt_token_ids)} prompt tokens with max_tokens "
+                f"{submit.sampling.max_tokens} need {needed} KV blocks, a rank has "
+                f"{self._limits.num_kv_blocks}: shorten the prompt or raise --kv-memory",
+                field="prompt",
+            )
+        seed = submit.sampling.seed if submit.sampling.seed is not None else self._draw_seed()
+        request = Request(
+            submit,
+            client=client,
+            seq_id=SeqId(self._next_seq_id),
+            seed=seed,
+            namespace=self._namespace_of(submit.cache_salt),
+            block_size=self._limits.block_size,
+            route_shape=self._limits.route_shape,
+            arrival_seconds=self._clock(),
+        )
+        self._next_seq_id += 1
+        self._requests[client, submit.request_id] = request
+        self._by_seq_id[request.seq_id] = request
+        self._scheduler.add(request)
+
+    def abort(self, client: bytes, request_id: str) -> None:
+        """Unknown ids are ignored: the request may just have ended. No completion is sent, nobody listens."""
+        request = self._requests.get((client, request_id))
+        if request is not None:
+            self._drop(request, "abort")
+
+    def finish(self, client: bytes, request_id: str, num_output_tokens: int) -> None:
+        """A stop string was completed by output token `num_output_tokens`."""
+        request = self._requests.get((client, request_id))
+        if request is None or request.finish_reason is not None:
+            return
+        request.num_final_output_tokens = min(num_output_tokens, request.num_output_tokens)
+        self._retire(request, "stop")
+
+    def fail_all(self, reason: str) -> None:
+        """Ends every request with an error."""
+        for request in list(self._requests.values()):
+            request.error = reason
+            request.finish_reason = "error"
+            self._complete(request)
+        self._finishing.clear()
+
+    def evict(self, part: EvictTarget) -> Eviction:
+        return self._store.evict(part)
+
+    # --- the loop
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._scheduler.running or self._scheduler.waiting or self._finishing)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._scheduler.waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._scheduler.running) + len(self._finishing)
+
+    def take_deltas(self) -> list[ClientDelta]:
+        """What happened since the last call, in order."""
+        deltas, self._deltas = self._deltas, []
+        return deltas
+
+    def step(self) -> None:
+        """One step of all ranks, or, when nothing can be scheduled, the wait for routes still on their way.
+
+        Raises CellError when the step could not be executed: no token is accepted and nothing published then.
+        """
+        self._collect_frames()
+        started = self._clock()
+        schedule = self._schedule()
+        if not schedule.chunks:
+            self._wait_for_frames()
+            return
+        results = self._execute(schedule)
+        self._update(schedule, results)
+        self._step_metrics.committed(schedule, results, self._clock() - started)
+
+    def _schedule(self) -> Schedule:
+        schedule = self._scheduler.schedule()
+        for rank, request in schedule.preempted:
+            self._workers.end_sequences(rank, [request.seq_id])
+            self._metrics.preemptions.inc()
+        for request in schedule.admitted:
+            self._announce(request)
+        return schedule
+
+    def _announce(self, request: Request) -> None:
+        assert request.home_rank is not None
+        sampling = request.sampling
+        self._workers.start_sequence(
+            request.home_rank,
+            SequenceStart(request.seq_id, sampling.temperature, sampling.top_p, request.seed),
+        )
+
+    def _execute(self, schedule: Schedule) -> list[StepResult]:
+        step_id = StepId(self.num_steps)
+        route_ids = []
+        for chunk in schedule.chunks:
+            route_id = -1
+            if chunk.replays:
+                route_id = self._next_route_id
+                self._next_route_id += 1
+                assert chunk.request.home_rank is not None
+                self._workers.send_routes(
+                    chunk.request.home_rank, build_route_chunk(route_id, step_id, chunk)
+                )
+            route_ids.append(route_id)
+        return self._workers.execute(
+            build_step(
+                step_id,
+                schedule.chunks,
+                route_ids,
+                placement_epoch=self._limits.placement_epoch,
+                dispatch=self._limits.dispatch,
+            )
+        )
+
+    def _update(self, schedule: Schedule, results: list[StepResult]) -> None:
+        """Commits: tokens become known, KV and routes of full blocks are published as they are complete."""
+        step_id = StepId(self.num_steps)
+        self.num_steps += 1
+        for chunk in schedule.chunks:
+            chunk.request.num_computed_tokens += chunk.num_tokens
+        self._publisher.expect(step_id, schedule.chunks)
+        for result in results:
+            for seq_id in result.poisoned_seq_ids:
+                self._poison(self._by_seq_id[SeqId(seq_id)])
+            for seq_id, token_id in zip(result.seq_ids, result.token_ids, strict=True):
+                self._accept(self._by_seq_id[SeqId(seq_id)], token_id)
+        for chunk in schedule.chunks:
+            self._publisher.publish(chunk.request)
+        self._collect_frames()
+
+    def _accept(self, request: Request, token_id: int) -> None:
+        if request.finish_reason is not None:
+            return
+        request.append_token(token_id)
+        self._step_metrics.token(request, self._clock())
+        self._deltas.append(
+            ClientDelta(request.client, OutputDelta(request.request_id, [token_id], None))
+        )
+        if token_id in request.sampling.stop_token_ids:
+            self._retire(request, "stop")
+        elif request.num_output_tokens >= request.sampling.max_tokens:
+            self._retire(request, "length")
+
+    def _poison(self, request: Request) -> None:
+        request.publishing = False
+        request.error = (
+            "the model produced a value that is not finite for this request (router logits or "
+            "logits hold NaN or infinity); nothing of it was stored"
+        )
+        self._retire(request, "error")
+
+    def _retire(self, request: Request, reason: FinishReason) -> None:
+        """Ends generation. The completion follows when the request's full blocks can be matched."""
+        request.finish_reason = reason
+        if request in self._scheduler.running:
+            self._scheduler.retire(request)
+        else:
+            self._scheduler.remove(request)
+        self._finishing.append(request)
+
+    # --- routes arrive, requests end
+
+    def _collect_frames(self) -> None:
+        """Takes what has arrived."""
+        for frame in self._workers.route_frames(0.0):
+            self._take_frame(frame)
+        self._complete_finished()
+
+    def _wait_for_frames(self) -> None:
+        """Nothing can be scheduled until routes arrive that are on their way."""
+        ranks = self._publisher.expected_ranks()
+        if not ranks:
+            assert not self.has_work, "requests wait, nothing runs and no routes are on their way"
+            return
+        frames = self._workers.route_frames(self._limits.frame_timeout_seconds)
+        if not frames:
+            raise CellError(
+                f"no routes from rank {', '.join(map(str, ranks))} within "
+                f"{self._limits.frame_timeout_seconds:.1f} s after a committed step"
+            )
+        for frame in frames:
+            self._take_frame(frame)
+        self._complete_finished()
+
+    def _take_frame(self, frame: RouteFrame) -> None:
+        routes = ExpertRoutes(frame.topk_ids, frame.topk_weights)
+        start = 0
+        for num_tokens in frame.num_tokens.tolist():
+            self._publisher.record(
+                StepId(frame.step_id), Rank(frame.rank), routes.slice(start, start + num_tokens)
+            )
+            start += num_tokens
+
+    def _complete_finished(self) -> None:
+        ready = [r for r in self._finishing if not r.num_pending_frames]
+        for request in ready:
+            self._finishing.remove(request)
+            self._complete(request)
+
+    def _complete(self, request: Request) -> None:
+        reason = request.finish_reason
+        assert reason is not None
+        completion = self._completion(request, reason)
+        self._drop(request, reason)
+        self._deltas.append(
+            ClientDelta(request.client, OutputDelta(request.request_id, [], completion))
+        )
+
+    def _completion(self, request: Request, reason: FinishReason) -> Completion:
+        num_output = request.num_final_output_tokens
+        if num_output is None:
+            num_output = request.num_output_tokens
+        routes = None
+        if request.return_routes and reason != "error":
+            routes = request.route_log.slice(0, request.num_prompt_tokens + num_output - 1)
+        return Completion(
+            finish_reason=reason,
+            error=request.error,
+            num_output_tokens=num_output,
+            cached_tokens=request.cached_tokens,
+            replayed_tokens=request.replayed_tokens,
+            topk_ids=None if routes is None else routes.topk_ids,
+            topk_weights=None if routes is None else routes.topk_weights,
+        )
+
+    def _drop(self, request: Request, reason: FinishReason) -> None:
+        """Forgets a request; its blocks and lease go back."""
+        request.finish_reason = reason
+        rank = request.home_rank
+        if request in self._finishing:
+            self._finishing.remove(request)
+        self._scheduler.remove(request)
+        self._publisher.forget(request)
+        if rank is not None:
+            self._workers.end_sequences(rank, [request.seq_id])
+        del self._requests[request.client, request.request_id]
+        del self._by_seq_id[request.seq_id]
+        self._step_metrics.finished(request, reason, self._clock())
+
+    def check_invariants(self) -> None:
+        """Raises AssertionError. With no request left, no block and no lease is held."""
+        self._store.check_invariants()
+        stats = self._store.stats()
+        if not self._requests:
+            assert not self.has_work, "requests are gone but the scheduler holds some"
+            assert stats.kv_blocks_leased == 0, f"{stats.kv_blocks_leased} blocks leased by nobody"

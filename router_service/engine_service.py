@@ -1,0 +1,300 @@
+"""The engine as a process: its sockets, its loop, its answers. Everything that decides is in `engine`.
+
+One thread. While a step runs on the workers, messages from HTTP servers are taken and queries answered; what changes
+the request sets waits for the end of the step.
+"""
+
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import zmq
+from prometheus_client import CollectorRegistry
+
+from cluster.channel import PullSocket, RouterSocket
+from cluster.config import Config
+from cluster.errors import CellError, OverloadedError, RankLostError, RequestError, WireError
+from cluster.log import logger
+from cluster.messages import (
+    Abort,
+    CellStatus,
+    EvictCommand,
+    EvictReport,
+    Finish,
+    MetricsQuery,
+    MetricsText,
+    OutputBatch,
+    OutputDelta,
+    RankLost,
+    Refused,
+    StatusQuery,
+    Stop,
+    Submit,
+    ToEngine,
+    ToHttpServer,
+)
+from cluster.metrics import Metrics
+from cluster.routes import RouteShape
+from cluster.types import DispatchMode, Namespace
+from cluster.wire import Decoder, encode
+from router_service.clients import PrefixStore
+from router_service.engine import Engine, EngineLimits
+from router_service.scheduler import Scheduler, SchedulerLimits
+from router_service.step_clock import StepClock
+from router_service.worker_client import WorkerClient
+
+IDLE_CHECK_SECONDS = 1.0
+"""After so long without work the store checks its invariants, once per busy period."""
+FAREWELL_SECONDS = 5.0
+"""How long a cell that failed still answers, so that every client reads its error."""
+
+_LOG = logger("engine")
+
+
+@dataclass(frozen=True)
+class CellShape:
+    """What the engine must know of the model and the cell."""
+
+    num_ranks: int
+    num_kv_blocks: int
+    block_size: int
+    route_shape: RouteShape
+    dispatch: DispatchMode
+
+
+class EngineService:
+    """Owner of the engine, its sockets and its state of health."""
+
+    def __init__(
+        self,
+        config: Config,
+        shape: CellShape,
+        *,
+        store: PrefixStore,
+        namespace_of: Callable[[str | None], Namespace],
+        host: str,
+    ) -> None:
+        self._shape = shape
+        self._config = config
+        self._store = store
+        self._metrics = Metrics(CollectorRegistry())
+        self._front = RouterSocket()
+        self._worker_socket = RouterSocket()
+        self._route_socket = PullSocket()
+        self.front_endpoint = self._front.bind(host)
+        self.worker_endpoint = self._worker_socket.bind(host)
+        self.route_endpoint = self._route_socket.bind(host)
+        self._decoder: Decoder[ToEngine] = Decoder(ToEngine)
+        self._commands: deque[tuple[bytes, Submit | Abort | Finish | EvictCommand]] = deque()
+        self._not_ready = "starting"
+        self._stopping: str | None = None
+        cell = config.cell
+        self._workers = WorkerClient(
+            num_ranks=shape.num_ranks,
+            workers=self._worker_socket,
+            routes=self._route_socket,
+            front=self._front,
+            on_front=self._take_front,
+            clock=StepClock(cell.step_timeout_factor, cell.step_timeout_floor_seconds),
+        )
+        self._engine = self._build_engine(namespace_of)
+
+    def _build_engine(self, namespace_of: Callable[[str | None], Namespace]) -> Engine:
+        shape, config = self._shape, self._config
+        limits = SchedulerLimits.from_config(
+            config.scheduler,
+            num_ranks=shape.num_ranks,
+            block_size=shape.block_size,
+            route_replay=config.store.route_replay,
+        )
+        return Engine(
+            EngineLimits(
+                num_ranks=shape.num_ranks,
+                block_size=shape.block_size,
+                num_kv_blocks=shape.num_kv_blocks,
+                route_shape=shape.route_shape,
+                dispatch=shape.dispatch,
+                placement_epoch=0,
+                frame_timeout_seconds=config.cell.step_timeout_floor_seconds,
+            ),
+            scheduler=Scheduler(limits, self._store),
+            store=self._store,
+            workers=self._workers,
+            metrics=self._metrics,
+            namespace_of=namespace_of,
+            draw_seed=lambda: secrets.randbits(63),
+        )
+
+    # --- the loop
+
+    def run(self) -> str | None:
+        """Serves until Stop (returns None) or until the cell fails (returns why).
+
+        Queries are answered from the first moment on, "starting" included.
+        """
+        try:
+            self._workers.wait_until_ready(self._config.cell.start_timeout_seconds)
+            self._not_ready = ""
+            _LOG.info("ready ranks=%d dispatch=%s", self._shape.num_ranks, self._shape.dispatch)
+            self._serve()
+            failure = None
+        except CellError as error:
+            failure = str(error)
+        self._end(failure)
+        return failure
+
+    def _serve(self) -> None:
+        checked = True
+        while self._stopping is None:
+            if self._engine.has_work or self._commands:
+                checked = False
+                self._take_front()
+                self._run_commands()
+                if self._engine.has_work:
+                    self._engine.step()
+                self._ship()
+            elif not self._wait_for_front(None if checked else IDLE_CHECK_SECONDS):
+                self._engine.check_invariants()
+                checked = True
+
+    def _wait_for_front(self, timeout_seconds: float | None) -> bool:
+        """Sleeps until a message is there (True) or the timeout has passed. A worker may fail while idle."""
+        poller = zmq.Poller()
+        poller.register(self._front.socket, zmq.POLLIN)
+        poller.register(self._worker_socket.socket, zmq.POLLIN)
+        timeout = None if timeout_seconds is None else int(timeout_seconds * 1000)
+        events = dict(poller.poll(timeout))
+        if self._worker_socket.socket in events:
+            self._workers.take_failure()
+        self._take_front()
+        return bool(events)
+
+    def _end(self, failure: str | None) -> None:
+        reason = failure or f"the server is stopping: {self._stopping}"
+        self._not_ready = reason
+        self._engine.fail_all(reason)
+        self._ship()
+        if failure is not None:
+            _LOG.error("cell failed reason=%r", failure)
+            self._answer_for(FAREWELL_SECONDS)
+        self._workers.stop()
+        for socket in (self._front, self._worker_socket, self._route_socket):
+            socket.close_after_sending(1.0)
+
+    def _answer_for(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while self._stopping is None and (remaining := deadline - time.monotonic()) > 0:
+            self._run_commands()
+            received = self._front.receive(remaining)
+            if received is not None:
+                self._take(*received, may_raise=False)
+
+    # --- messages from HTTP servers and the launcher
+
+    def _take_front(self) -> None:
+        """Takes all that has arrived. Raises RankLostError when the launcher reports a death."""
+        while (received := self._front.receive(0.0)) is not None:
+            self._take(*received, may_raise=True)
+
+    def _take(self, peer: bytes, frame: bytes, *, may_raise: bool) -> None:
+        try:
+            message = self._decoder.decode(frame)
+        except WireError as error:
+            _LOG.warning("message refused peer=%r reason=%s", peer, error)
+            return
+        match message:
+            case Submit() | Abort() | Finish() | EvictCommand():
+                self._commands.append((peer, message))
+            case MetricsQuery(query_id):
+                self._refresh_gauges()
+                self._send(peer, MetricsText(query_id, self._metrics.render()))
+            case StatusQuery(query_id):
+                self._send(peer, self._status(query_id))
+            case Stop(reason):
+                self._stopping = reason
+            case RankLost(rank, reason):
+                if may_raise:
+                    raise RankLostError(rank, reason)
+
+    def _run_commands(self) -> None:
+        while self._commands:
+            peer, command = self._commands.popleft()
+            match command:
+                case Submit():
+                    self._submit(peer, command)
+                case Abort(request_id):
+                    self._engine.abort(peer, request_id)
+                case Finish(request_id, num_output_tokens):
+                    self._engine.finish(peer, request_id, num_output_tokens)
+                case EvictCommand(query_id, part):
+                    done = self._engine.evict(part)
+                    self._send(
+                        peer,
+                        EvictReport(query_id, part, done.nodes, done.num_bytes, done.kept_leased),
+                    )
+
+    def _submit(self, peer: bytes, submit: Submit) -> None:
+        if self._not_ready:
+            self._send(peer, Refused(submit.request_id, "unavailable", self._not_ready))
+            return
+        try:
+            self._engine.submit(peer, submit)
+        except OverloadedError as error:
+            self._send(peer, Refused(submit.request_id, "overloaded", str(error)))
+        except RequestError as error:
+            self._send(peer, Refused(submit.request_id, "invalid", str(error)))
+
+    # --- answers
+
+    def _ship(self) -> None:
+        """One message per HTTP server for all that happened since the last call."""
+        by_client: dict[bytes, list[OutputDelta]] = {}
+        for item in self._engine.take_deltas():
+            by_client.setdefault(item.client, []).append(item.delta)
+        for client, deltas in by_client.items():
+            if not self._send(client, OutputBatch(deltas)):
+                for delta in deltas:
+                    self._engine.abort(client, delta.request_id)
+
+    def _send(self, peer: bytes, message: ToHttpServer) -> bool:
+        """False when the HTTP server is gone."""
+        try:
+            self._front.send(peer, encode(message))
+        except CellError as error:
+            _LOG.warning("http server gone peer=%s reason=%s", peer.decode(), error)
+            return False
+        return True
+
+    def _status(self, query_id: int) -> CellStatus:
+        stats = self._store.stats()
+        return CellStatus(
+            query_id=query_id,
+            ready=not self._not_ready,
+            reason=self._not_ready,
+            ep_size=self._shape.num_ranks,
+            placement_epoch=0,
+            dispatch=self._shape.dispatch,
+            num_waiting=self._engine.num_waiting,
+            num_running=self._engine.num_running,
+            kv_blocks_free=list(stats.kv_blocks_free),
+            kv_blocks_used=list(stats.kv_blocks_used),
+            kv_blocks_leased=stats.kv_blocks_leased,
+            store_nodes=stats.num_nodes,
+            store_bytes={"kv": stats.kv_bytes, "routes": stats.route_bytes},
+            steps_total=self._engine.num_steps,
+        )
+
+    def _refresh_gauges(self) -> None:
+        """Gauges and counters that mirror the store are set when somebody looks."""
+        stats, metrics = self._store.stats(), self._metrics
+        metrics.requests_waiting.set(self._engine.num_waiting)
+        metrics.requests_running.set(self._engine.num_running)
+        metrics.prefix_store_nodes.set(stats.num_nodes)
+        metrics.prefix_store_bytes.labels("kv").set(stats.kv_bytes)
+        metrics.prefix_store_bytes.labels("routes").set(stats.route_bytes)
+        for rank in range(self._shape.num_ranks):
+            metrics.kv_blocks_free.labels(rank).set(stats.kv_blocks_free[rank])
+            metrics.kv_blocks_used.labels(rank).set(stats.kv_blocks_used[rank])
+        metrics.set_evictions(kv=stats.kv_blocks_evicted, routes=stats.route_blocks_evicted)

@@ -1,0 +1,166 @@
+"""One client generation: ordered integers and derived properties (idea: mini-sglang, vLLM: no phases).
+
+0 ─── cached ─── num_computed_tokens ─── num_tokens          tokens whose KV exists, tokens known
+0 ─── num_published_tokens ≤ min(num_computed, num_recorded) full blocks that the store has
+0 ─── num_recorded_tokens                                    tokens whose routes are known: replayed if computed again
+"""
+
+import hashlib
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from cluster.messages import SamplingParams, Submit
+from cluster.routes import ExpertRoutes, RouteShape
+from cluster.types import BlockId, FinishReason, Namespace, Rank, SeqId
+from router_service.clients import Lease
+
+Int32Array = npt.NDArray[np.int32]
+_KEY_BYTES = 12
+
+
+class RouteLog:
+    """The routes of a request's own tokens from position 0. They never change once made."""
+
+    def __init__(self, shape: RouteShape) -> None:
+        self._shape = shape
+        self._parts: list[ExpertRoutes] = []
+        self.num_tokens = 0
+
+    def append(self, routes: ExpertRoutes) -> None:
+        if routes.num_tokens:
+            self._parts.append(routes)
+            self.num_tokens += routes.num_tokens
+
+    def slice(self, start: int, end: int) -> ExpertRoutes:
+        """Routes of tokens [start, end). Copies only where the range crosses parts."""
+        picked = []
+        position = self.num_tokens
+        for part in reversed(self._parts):  # what is asked for is nearly always at the end
+            position -= part.num_tokens
+            if position < end and position + part.num_tokens > start:
+                picked.append(part.slice(max(start - position, 0), end - position))
+            if position <= start:
+                break
+        return ExpertRoutes.concatenate(picked[::-1], self._shape)
+
+
+class Request:
+    """Owner: the engine. Everything else holds the seq_id or the request while a call lasts."""
+
+    def __init__(
+        self,
+        submit: Submit,
+        *,
+        client: bytes,
+        seq_id: SeqId,
+        seed: int,
+        namespace: Namespace,
+        block_size: int,
+        route_shape: RouteShape,
+        arrival_seconds: float,
+    ) -> None:
+        self.request_id = submit.request_id
+        self.client = client
+        self.seq_id = seq_id
+        self.seed = seed
+        self.namespace = namespace
+        self.sampling: SamplingParams = submit.sampling
+        self.return_routes = submit.return_routes
+        self.arrival_seconds = arrival_seconds
+        self.last_token_seconds: float | None = None
+        self._block_size = block_size
+
+        self.num_prompt_tokens = len(submit.prompt_token_ids)
+        self.num_tokens = self.num_prompt_tokens
+        capacity = self.num_prompt_tokens + submit.sampling.max_tokens
+        self._tokens = np.empty(capacity, np.int32)
+        self._tokens[: self.num_prompt_tokens] = submit.prompt_token_ids
+
+        self.home_rank: Rank | None = None
+        self.lease: Lease | None = None
+        self._block_table = np.empty(-(-capacity // block_size), np.int32)
+        self.num_blocks = 0
+        self.private_blocks: set[BlockId] = set()
+        self.num_computed_tokens = 0
+        self.num_published_blocks = 0
+        self.shareable_blocks: int | None = None
+        """After a preemption: only so many of its blocks are known to be recorded with its own routes."""
+        self.publishing = True
+        self.route_log = RouteLog(route_shape)
+        self.num_pending_frames = 0
+
+        self.was_admitted = False
+        self.counted = False
+        """Its prompt tokens are in the metrics."""
+        self.cached_tokens = 0
+        self.replayed_tokens = 0
+        self.unreplayed_tokens = 0
+        """Prompt tokens whose recorded routes are not used because replay is off."""
+        self.finish_reason: FinishReason | None = None
+        self.error: str | None = None
+        self.num_final_output_tokens: int | None = None
+
+    # --- tokens
+
+    @property
+    def token_ids(self) -> Int32Array:
+        """[num_tokens] int32 view: prompt and output."""
+        return self._tokens[: self.num_tokens]
+
+    @property
+    def num_output_tokens(self) -> int:
+        return self.num_tokens - self.num_prompt_tokens
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        return self.num_tokens - self.num_computed_tokens
+
+    @property
+    def num_recorded_tokens(self) -> int:
+        return self.route_log.num_tokens
+
+    def append_token(self, token_id: int) -> None:
+        self._tokens[self.num_tokens] = token_id
+        self.num_tokens += 1
+
+    @cached_property
+    def prompt_block_keys(self) -> list[bytes]:
+        """One key per full prompt block that names it with everything before it (chained, content-defined)."""
+        keys = []
+        key = str(self.namespace).encode()
+        data = self._tokens[: self.num_prompt_tokens].astype("<i4").tobytes()
+        width = 4 * self._block_size
+        for end in range(width, len(data) + 1, width):
+            key = hashlib.blake2b(key + data[end - width : end], digest_size=_KEY_BYTES).digest()
+            keys.append(key)
+        return keys
+
+    # --- blocks
+
+    @property
+    def block_table(self) -> Int32Array:
+        """[num_blocks] int32 view."""
+        return self._block_table[: self.num_blocks]
+
+    def num_missing_blocks(self, num_tokens: int) -> int:
+        """Blocks to add so that the first `num_tokens` tokens have a slot."""
+        return max(0, -(-num_tokens // self._block_size) - self.num_blocks)
+
+    def add_blocks(self, block_ids: list[BlockId], *, private: bool) -> None:
+        self._block_table[self.num_blocks : self.num_blocks + len(block_ids)] = block_ids
+        self.num_blocks += len(block_ids)
+        if private:
+            self.private_blocks.update(block_ids)
+
+    def clear_blocks(self) -> None:
+        self.num_blocks = 0
+        self.private_blocks.clear()
+        self.num_computed_tokens = 0
+        self.num_published_blocks = 0
+
+    @property
+    def num_publishable_blocks(self) -> int:
+        """Full blocks with KV and recorded routes."""
+        return min(self.num_computed_tokens, self.num_recorded_tokens) // self._block_size

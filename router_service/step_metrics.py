@@ -1,0 +1,56 @@
+"""What a committed step and an ended request mean in metrics. Knows the metrics, decides nothing."""
+
+from collections.abc import Sequence
+
+from cluster.messages import StepResult
+from cluster.metrics import Metrics
+from cluster.types import DispatchMode, FinishReason
+from router_service.request import Request
+from router_service.scheduler import Schedule
+
+
+class StepMetrics:
+    def __init__(self, metrics: Metrics, dispatch: DispatchMode) -> None:
+        self._metrics = metrics
+        self._dispatch = dispatch
+
+    def committed(
+        self, schedule: Schedule, results: Sequence[StepResult], step_seconds: float
+    ) -> None:
+        metrics, label = self._metrics, self._dispatch
+        timings = [result.timings for result in results]
+        metrics.steps.labels(label).inc()
+        metrics.step_seconds.labels(label).observe(step_seconds)
+        metrics.control_seconds.observe(max(0.0, step_seconds - max(t.forward for t in timings)))
+        metrics.dispatch_seconds.labels(label).observe(max(t.dispatch for t in timings))
+        metrics.combine_seconds.labels(label).observe(max(t.combine for t in timings))
+        metrics.gate_seconds.observe(max(t.gate for t in timings))
+        metrics.gate_tokens.inc(sum(result.gate_tokens for result in results))
+        rows = [int(result.expert_load.sum()) for result in results]
+        if max(rows) > 0:
+            metrics.expert_load_balancedness.set(sum(rows) / len(rows) / max(rows))
+        for request in schedule.admitted:
+            self._first_admission(request)
+
+    def _first_admission(self, request: Request) -> None:
+        if request.counted:
+            return
+        request.counted = True
+        cached, replayed = request.cached_tokens, request.replayed_tokens
+        self._metrics.replay_fallbacks.labels("replay_off").inc(request.unreplayed_tokens)
+        tokens = self._metrics.prompt_tokens
+        tokens.labels("cached").inc(cached)
+        tokens.labels("replayed").inc(replayed)
+        tokens.labels("computed").inc(request.num_prompt_tokens - cached - replayed)
+
+    def token(self, request: Request, now: float) -> None:
+        self._metrics.generation_tokens.inc()
+        if request.last_token_seconds is None:
+            self._metrics.time_to_first_token.observe(now - request.arrival_seconds)
+        else:
+            self._metrics.inter_token_latency.observe(now - request.last_token_seconds)
+        request.last_token_seconds = now
+
+    def finished(self, request: Request, reason: FinishReason, now: float) -> None:
+        self._metrics.requests_finished.labels(reason).inc()
+        self._metrics.e2e_request_latency.observe(now - request.arrival_seconds)

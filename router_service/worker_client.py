@@ -1,0 +1,174 @@
+"""The expert workers over ZeroMQ: one frame per message, routes on a second socket. Implements `clients.Workers`."""
+
+import time
+from collections.abc import Callable
+
+import zmq
+
+from cluster.channel import PullSocket, RouterSocket
+from cluster.errors import CellError, DeadlineError, RankLostError
+from cluster.messages import (
+    RouteChunk,
+    RouteFrame,
+    SequenceEnd,
+    SequenceStart,
+    StepDescriptor,
+    StepResult,
+    ToEngineFromWorker,
+    WorkerFailed,
+    WorkerReady,
+    WorkerStop,
+)
+from cluster.types import Rank
+from cluster.wire import Decoder, encode
+from router_service.step_clock import StepClock
+
+BLAME_SECONDS = 3.0
+"""How long the launcher may take to name a dead rank after an exchange broke."""
+
+
+def peer_name(rank: int) -> bytes:
+    return f"rank-{rank}".encode()
+
+
+class WorkerClient:
+    """Owner of both sockets to the workers. One thread.
+
+    `front` is the engine's other socket: while a step runs, its messages are taken by `on_front`, which raises
+    RankLostError when the launcher reports a death.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_ranks: int,
+        workers: RouterSocket,
+        routes: PullSocket,
+        front: RouterSocket,
+        on_front: Callable[[], None],
+        clock: StepClock,
+    ) -> None:
+        self._num_ranks = num_ranks
+        self._workers = workers
+        self._routes = routes
+        self._on_front = on_front
+        self._clock = clock
+        self._decoder: Decoder[ToEngineFromWorker] = Decoder(ToEngineFromWorker)
+        self._route_decoder: Decoder[RouteFrame] = Decoder(RouteFrame)
+        self._front = front.socket
+        self._poller = zmq.Poller()
+        self._poller.register(workers.socket, zmq.POLLIN)
+        self._poller.register(self._front, zmq.POLLIN)
+
+    # --- start and stop
+
+    def wait_until_ready(self, timeout_seconds: float) -> list[WorkerReady]:
+        """Raises DeadlineError naming the ranks that did not report, RankLostError for one that failed."""
+        ready: dict[int, WorkerReady] = {}
+        deadline = time.monotonic() + timeout_seconds
+        while len(ready) < self._num_ranks:
+            message = self._receive(deadline)
+            if message is None:
+                missing = [r for r in range(self._num_ranks) if r not in ready]
+                raise DeadlineError(
+                    f"rank {', '.join(map(str, missing))} did not start within {timeout_seconds:.0f} s "
+                    "(cell.start_timeout_seconds)"
+                )
+            if isinstance(message, WorkerFailed):
+                raise RankLostError(message.rank, message.reason)
+            if isinstance(message, WorkerReady):
+                ready[message.rank] = message
+        return [ready[rank] for rank in range(self._num_ranks)]
+
+    def stop(self) -> None:
+        """Asks every reachable worker to leave; a dead one is skipped."""
+        frame = encode(WorkerStop())
+        for rank in range(self._num_ranks):
+            try:
+                self._workers.send(peer_name(rank), frame)
+            except CellError:
+                continue  # it is gone already, which is what was asked
+
+    def take_failure(self) -> None:
+        """Between steps a worker speaks only to say that it failed. Raises RankLostError then."""
+        received = self._workers.receive(0.0)
+        if received is not None:
+            message = self._decoder.decode(received[1])
+            if isinstance(message, WorkerFailed):
+                self._blame(message)
+
+    # --- clients.Workers
+
+    def start_sequence(self, rank: Rank, start: SequenceStart) -> None:
+        self._send(rank, encode(start))
+
+    def end_sequences(self, rank: Rank, seq_ids: list[int]) -> None:
+        self._send(rank, encode(SequenceEnd(seq_ids)))
+
+    def send_routes(self, rank: Rank, chunk: RouteChunk) -> None:
+        self._send(rank, encode(chunk))
+
+    def execute(self, step: StepDescriptor) -> list[StepResult]:
+        frame = encode(step)
+        for rank in range(self._num_ranks):
+            self._send(Rank(rank), frame)
+        busiest = max(
+            (int(step.num_tokens[step.ranks == rank].sum()) for rank in range(self._num_ranks)),
+            default=0,
+        )
+        started = time.monotonic()
+        results = self._gather(step.step_id, started, self._clock.deadline(busiest))
+        self._clock.observe(busiest, time.monotonic() - started)
+        return results
+
+    def route_frames(self, timeout_seconds: float) -> list[RouteFrame]:
+        frames = []
+        data = self._routes.receive(timeout_seconds)
+        while data is not None:
+            frames.append(self._route_decoder.decode(data))
+            data = self._routes.receive(0.0)
+        return frames
+
+    # --- waiting
+
+    def _send(self, rank: Rank, frame: bytes) -> None:
+        try:
+            self._workers.send(peer_name(rank), frame)
+        except CellError as error:
+            raise RankLostError(rank, str(error)) from error
+
+    def _gather(self, step_id: int, started: float, limit_seconds: float) -> list[StepResult]:
+        results: dict[int, StepResult] = {}
+        while len(results) < self._num_ranks:
+            message = self._receive(started + limit_seconds)
+            if message is None:
+                missing = [r for r in range(self._num_ranks) if r not in results]
+                raise DeadlineError(
+                    f"rank {', '.join(map(str, missing))} did not answer step {step_id} within "
+                    f"{limit_seconds:.1f} s (cell.step_timeout_factor × the predicted time)"
+                )
+            if isinstance(message, WorkerFailed):
+                self._blame(message)
+            if isinstance(message, StepResult) and message.step_id == step_id:
+                results[message.rank] = message
+        return [results[rank] for rank in range(self._num_ranks)]
+
+    def _blame(self, failure: WorkerFailed) -> None:
+        """Raises. After a broken exchange the launcher gets a moment to name the rank that really died."""
+        deadline = time.monotonic() + (BLAME_SECONDS if failure.exchange else 0.0)
+        while time.monotonic() < deadline:
+            self._receive(deadline)  # `on_front` raises when the launcher reports a death
+        raise RankLostError(failure.rank, failure.reason)
+
+    def _receive(self, deadline: float) -> ToEngineFromWorker | None:
+        """The next message of any worker, or None once the deadline has passed. Serves the front meanwhile."""
+        while True:
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                return None
+            events = dict(self._poller.poll(int(remaining * 1000) + 1))
+            if self._front in events:
+                self._on_front()
+            received = self._workers.receive(0.0)
+            if received is not None:
+                return self._decoder.decode(received[1])
