@@ -253,8 +253,10 @@ class Scheduler:
         request.add_blocks(block_ids, private=False)
         request.num_computed_tokens = candidate.num_kv_now
         request.num_published_blocks = len(block_ids)
-        for routes in self._store.routes(lease, request.num_recorded_tokens, candidate.num_leased):
-            request.route_log.append(routes)
+        known = request.num_recorded_tokens
+        if known < candidate.num_leased:
+            for routes in self._store.routes(lease, known, candidate.num_leased):
+                request.route_log.append(routes)
         if not request.was_admitted:
             request.was_admitted = True
             request.cached_tokens = candidate.num_kv_now
@@ -307,6 +309,7 @@ class _Admission:
         self._in_flight = _InFlight(running, limits.block_size)
         self._load = [0.0] * limits.num_ranks
         self._num_seqs = [0] * limits.num_ranks
+        self._has_started = False
         for request in running:
             self.started(request, index=False)
         self._matches = {r: store.match(r.namespace, r.token_ids) for r in window}
@@ -320,7 +323,14 @@ class _Admission:
         self._load[request.home_rank] += SEQUENCE_COST + request.num_uncomputed_tokens
         self._num_seqs[request.home_rank] += 1
         if index:
+            self._has_started = True
             self._in_flight.add(request)
+
+    def _current_match(self, request: Request) -> PrefixMatch:
+        """Blocks taken for an earlier request of this pass may have evicted KV that was matched before."""
+        if self._has_started:
+            self._matches[request] = self._store.match(request.namespace, request.token_ids)
+        return self._matches[request]
 
     def _num_store_routes(self, request: Request) -> int:
         """Tokens that take their routes from the store; a preempted request replays its own and only those."""
@@ -338,7 +348,7 @@ class _Admission:
 
         A request that waits is charged too: it will come, and the others must see it.
         """
-        match = self._matches[request]
+        match = self._current_match(request)
         ranks = [
             Rank(r)
             for r in range(self._limits.num_ranks)

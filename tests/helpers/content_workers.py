@@ -1,0 +1,187 @@
+"""Expert workers without a model, for engine tests: every KV slot holds a digest of all that it depends on.
+
+A token's digest covers the digest of the slot before it, the token and the experts that it used. The next token and the
+experts that a gate would choose are functions of that digest. So a wrong block table, a block reused too early, a replay
+with other experts or a token computed twice differently changes the output, as it would in a model.
+"""
+
+import hashlib
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from cluster.errors import RankLostError
+from cluster.messages import (
+    RouteChunk,
+    RouteFrame,
+    SequenceStart,
+    StepDescriptor,
+    StepResult,
+    StepTimings,
+)
+from cluster.routes import ExpertRoutes, RouteShape
+from cluster.types import Rank
+
+VOCAB = 97
+SHAPE = RouteShape(num_moe_layers=2, num_experts_per_tok=2, num_experts=8)
+_ROOT = b"root"
+
+
+def gate_routes(digest: bytes) -> np.ndarray:
+    """[L, K] uint8, sorted by id: what the gate chooses for the token with this digest before its experts."""
+    draws = hashlib.blake2b(b"gate" + digest, digest_size=4).digest()
+    first = np.array([draws[0] % 4, draws[1] % 4])
+    second = np.array([4 + draws[2] % 4, 4 + draws[3] % 4])
+    return np.stack([first, second], axis=1).astype(np.uint8)
+
+
+def hidden_of(previous: bytes, token_id: int) -> bytes:
+    return hashlib.blake2b(previous + int(token_id).to_bytes(4, "little"), digest_size=8).digest()
+
+
+def slot_content(hidden: bytes, topk_ids: np.ndarray) -> bytes:
+    return hashlib.blake2b(hidden + topk_ids.tobytes(), digest_size=8).digest()
+
+
+def next_token(content: bytes) -> int:
+    return int.from_bytes(content[:4], "little") % VOCAB
+
+
+def oracle(prompt: list[int], num_tokens: int) -> tuple[list[int], np.ndarray]:
+    """Greedy continuation and the routes [prompt + num_tokens - 1, L, K] of an undisturbed run alone."""
+    content, routes, output = _ROOT, [], []
+    known = list(prompt)
+    position = 0
+    while len(output) < num_tokens:
+        hidden = hidden_of(content, known[position])
+        routes.append(gate_routes(hidden))
+        content = slot_content(hidden, routes[-1])
+        position += 1
+        if position == len(known):
+            output.append(next_token(content))
+            known.append(output[-1])
+    return output, np.stack(routes)
+
+
+@dataclass
+class StepRecord:
+    """What a test may look at: the tokens of one step by rank."""
+
+    gate_tokens: dict[int, int]
+    replayed_tokens: dict[int, int]
+
+
+@dataclass
+class ContentWorkers:
+    """Implements the engine's Workers protocol in this process.
+
+    frame_delay: route frames become visible only so many calls of `route_frames` later.
+    """
+
+    num_ranks: int
+    block_size: int
+    frame_delay: int = 0
+    dead_rank: int | None = None
+    poisoned: set[int] = field(default_factory=set)
+    steps: list[StepRecord] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._kv: dict[tuple[int, int], bytes] = {}
+        self._routes: dict[tuple[int, int], RouteChunk] = {}
+        self._frames: deque[tuple[int, RouteFrame]] = deque()
+        self._calls = 0
+        self.sequences: set[tuple[int, int]] = set()
+
+    def start_sequence(self, rank: Rank, start: SequenceStart) -> None:
+        assert (rank, start.seq_id) not in self.sequences
+        self.sequences.add((rank, start.seq_id))
+
+    def end_sequences(self, rank: Rank, seq_ids: list[int]) -> None:
+        for seq_id in seq_ids:
+            self.sequences.discard((rank, seq_id))
+
+    def send_routes(self, rank: Rank, chunk: RouteChunk) -> None:
+        self._routes[rank, chunk.route_id] = chunk
+
+    def execute(self, step: StepDescriptor) -> list[StepResult]:
+        if self.dead_rank is not None:
+            raise RankLostError(self.dead_rank, "killed by the test")
+        self.steps.append(StepRecord({}, {}))
+        results = [self._execute_rank(rank, step) for rank in range(self.num_ranks)]
+        self._routes.clear()
+        return results
+
+    def route_frames(self, timeout_seconds: float) -> list[RouteFrame]:
+        self._calls += self.frame_delay + 1 if timeout_seconds else 1
+        ready = []
+        while self._frames and self._frames[0][0] <= self._calls:
+            ready.append(self._frames.popleft()[1])
+        return ready
+
+    def _execute_rank(self, rank: int, step: StepDescriptor) -> StepResult:
+        sampled: list[tuple[int, int]] = []
+        gated: list[tuple[int, np.ndarray]] = []
+        token_starts = np.concatenate([[0], np.cumsum(step.num_tokens)])
+        table_starts = np.concatenate([[0], np.cumsum(step.block_table_lens)])
+        poisoned = []
+        for i in np.flatnonzero(step.ranks == rank).tolist():
+            seq_id = int(step.seq_ids[i])
+            assert (rank, seq_id) in self.sequences, "a step names a sequence that was not started"
+            tokens = step.input_ids[token_starts[i] : token_starts[i + 1]]
+            table = step.block_tables[table_starts[i] : table_starts[i + 1]]
+            chunk = self._routes[rank, int(step.route_ids[i])] if step.route_ids[i] >= 0 else None
+            routes, content = self._compute(
+                rank, int(step.first_positions[i]), tokens, table, chunk
+            )
+            if chunk is None:
+                gated.append((seq_id, routes))
+            if seq_id in self.poisoned:
+                poisoned.append(seq_id)
+            elif step.samples[i]:
+                sampled.append((seq_id, next_token(content)))
+        self._emit(rank, step.step_id, gated)
+        num_gate = sum(len(routes) for _, routes in gated)
+        total = int(step.num_tokens[step.ranks == rank].sum())
+        self.steps[-1].gate_tokens[rank] = num_gate
+        self.steps[-1].replayed_tokens[rank] = total - num_gate
+        return StepResult(
+            rank=rank,
+            step_id=step.step_id,
+            seq_ids=[seq_id for seq_id, _ in sampled],
+            token_ids=[token for _, token in sampled],
+            poisoned_seq_ids=poisoned,
+            gate_tokens=num_gate,
+            expert_load=np.zeros((2, 2), np.int32),
+            timings=StepTimings(0.0, 0.0, 0.0, 0.0, 0.0, 0.0),
+        )
+
+    def _compute(
+        self, rank: int, first: int, tokens: np.ndarray, table: np.ndarray, chunk: RouteChunk | None
+    ) -> tuple[np.ndarray, bytes]:
+        size = self.block_size
+        slots = [int(table[p // size]) * size + p % size for p in range(first + len(tokens))]
+        content = self._kv[rank, slots[first - 1]] if first else _ROOT
+        routes = []
+        for offset, token in enumerate(tokens.tolist()):
+            hidden = hidden_of(content, token)
+            topk = gate_routes(hidden) if chunk is None else chunk.topk_ids[offset]
+            routes.append(topk)
+            content = slot_content(hidden, np.ascontiguousarray(topk))
+            self._kv[rank, slots[first + offset]] = content
+        return np.stack(routes), content
+
+    def _emit(self, rank: int, step_id: int, gated: list[tuple[int, np.ndarray]]) -> None:
+        if not gated:
+            return
+        ids = np.concatenate([routes for _, routes in gated])
+        routes = ExpertRoutes(ids, np.full(ids.shape, 0.5, np.float32))
+        frame = RouteFrame(
+            rank=rank,
+            step_id=step_id,
+            seq_ids=np.array([seq_id for seq_id, _ in gated], np.int32),
+            num_tokens=np.array([len(r) for _, r in gated], np.int32),
+            topk_ids=routes.topk_ids,
+            topk_weights=routes.topk_weights,
+        )
+        self._frames.append((self._calls + self.frame_delay + 1, frame))

@@ -1,0 +1,124 @@
+"""Builders for engine tests: an Engine over a real prefix store and any Workers."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from prometheus_client import CollectorRegistry
+
+from cluster.messages import Completion, SamplingParams, Submit
+from cluster.metrics import Metrics
+from cluster.routes import RouteShape
+from cluster.types import Namespace
+from prefix_store.store import PrefixStore
+from router_service.clients import Workers
+from router_service.engine import Engine, EngineLimits
+from router_service.scheduler import Scheduler, SchedulerLimits
+
+CLIENT = b"http-test"
+
+
+@dataclass
+class Generation:
+    """What one client saw."""
+
+    token_ids: list[int] = field(default_factory=list)
+    completion: Completion | None = None
+
+
+class EngineHarness:
+    """Drives an engine as the service would and collects what clients see."""
+
+    def __init__(
+        self,
+        workers: Workers,
+        route_shape: RouteShape,
+        *,
+        num_ranks: int = 1,
+        block_size: int = 4,
+        num_kv_blocks: int = 64,
+        budget: int = 16,
+        max_num_seqs: int = 16,
+        max_num_waiting: int = 1000,
+        route_replay: bool = True,
+        kv_bytes_per_block: int = 64,
+    ) -> None:
+        self.store = PrefixStore(
+            num_ranks=num_ranks,
+            num_kv_blocks=num_kv_blocks,
+            block_size=block_size,
+            route_shape=route_shape,
+            route_budget_bytes=4
+            * num_ranks
+            * num_kv_blocks
+            * block_size
+            * route_shape.bytes_per_token,
+            kv_bytes_per_block=kv_bytes_per_block,
+        )
+        limits = SchedulerLimits(
+            num_ranks, block_size, budget, max_num_seqs, max_num_waiting, route_replay
+        )
+        self.metrics = Metrics(CollectorRegistry())
+        self.scheduler = Scheduler(limits, self.store)
+        self.engine = Engine(
+            EngineLimits(
+                num_ranks=num_ranks,
+                block_size=block_size,
+                num_kv_blocks=num_kv_blocks,
+                route_shape=route_shape,
+                dispatch="local" if num_ranks == 1 else "negotiated",
+                placement_epoch=0,
+                frame_timeout_seconds=5.0,
+            ),
+            scheduler=self.scheduler,
+            store=self.store,
+            workers=workers,
+            metrics=self.metrics,
+            namespace_of=lambda salt: Namespace(f"model/{salt}"),
+            draw_seed=lambda: 7,
+        )
+        self.generations: dict[str, Generation] = {}
+
+    def submit(
+        self,
+        request_id: str,
+        prompt: list[int],
+        max_tokens: int,
+        *,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        seed: int | None = None,
+        stop_token_ids: tuple[int, ...] = (),
+        cache_salt: str | None = None,
+        return_routes: bool = True,
+    ) -> None:
+        sampling = SamplingParams(max_tokens, temperature, top_p, seed, stop_token_ids)
+        self.generations[request_id] = Generation()
+        self.engine.submit(
+            CLIENT,
+            Submit(request_id, np.array(prompt, np.int32), sampling, cache_salt, return_routes),
+        )
+
+    def step(self) -> None:
+        self.engine.step()
+        self.collect()
+
+    def collect(self) -> None:
+        for item in self.engine.take_deltas():
+            generation = self.generations[item.delta.request_id]
+            assert generation.completion is None, "a delta after the completion"
+            generation.token_ids += item.delta.token_ids
+            generation.completion = item.delta.completion
+
+    def run(self, *, max_steps: int = 20_000) -> None:
+        """Until nothing is left to do."""
+        for _ in range(max_steps):
+            if not self.engine.has_work:
+                break
+            self.step()
+        assert not self.engine.has_work, f"not done after {max_steps} steps"
+        self.engine.check_invariants()
+
+    def generate(self, request_id: str, prompt: list[int], max_tokens: int) -> Generation:
+        self.submit(request_id, prompt, max_tokens)
+        self.run()
+        return self.generations[request_id]
