@@ -1,0 +1,58 @@
+"""What a tree node carries for its blocks: routes of every block, KV block ids per rank. No keys, no leases."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from cluster.routes import ExpertRoutes
+from cluster.types import BlockId, Rank
+
+
+@dataclass(eq=False)
+class NodePayload:
+    """Payload of a run of n blocks. The parts are cut together when the node is split.
+
+        block     0    1    2    3
+        routes   [r0] [r1] [r2] [r3]     every block, always
+        kv[0]    [17] [ 4] [ 9]          a prefix of the blocks
+        kv[1]    [ 2]                    a rank without KV has no entry
+
+    Stamps are logical times of the last use, one per part (and rank); larger is later.
+    """
+
+    route_stamp: int
+    routes: list[ExpertRoutes] = field(default_factory=list)
+    kv: dict[Rank, list[BlockId]] = field(default_factory=dict)
+    kv_stamps: dict[Rank, int] = field(default_factory=dict)
+
+    def num_kv_blocks(self, rank: Rank) -> int:
+        return len(self.kv.get(rank, ()))
+
+    @property
+    def num_blocks_with_kv(self) -> int:
+        """Blocks whose KV some rank holds; the blocks after them have routes only."""
+        return max(map(len, self.kv.values()), default=0)
+
+    def take_head(self, num_blocks: int) -> "NodePayload":
+        """Moves the first blocks into a payload of their own. Both keep the stamps."""
+        head = NodePayload(self.route_stamp, self.routes[:num_blocks])
+        del self.routes[:num_blocks]
+        for rank, block_ids in list(self.kv.items()):
+            head.kv[rank] = block_ids[:num_blocks]
+            head.kv_stamps[rank] = self.kv_stamps[rank]
+            del block_ids[:num_blocks]
+            if not block_ids:
+                del self.kv[rank], self.kv_stamps[rank]
+        return head
+
+
+def immutable_copy(routes: ExpertRoutes) -> ExpertRoutes:
+    """The same routes over memory of their own that nobody can make writable.
+
+    A view of a received frame would keep the whole frame alive, so that stored bytes would not be counted bytes.
+    """
+    ids, weights = routes.topk_ids, routes.topk_weights
+    return ExpertRoutes(
+        np.frombuffer(ids.tobytes(), ids.dtype).reshape(ids.shape),
+        np.frombuffer(weights.tobytes(), weights.dtype).reshape(weights.shape),
+    )

@@ -1,0 +1,469 @@
+"""The joint prefix store: one radix tree in which KV blocks and expert routes of a prefix live, are leased and evicted.
+
+Ties tree, pools and eviction together. Single writer: the engine. Time is a counter of uses, never a clock.
+"""
+
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from cluster.errors import ConfigError, StoreError
+from cluster.prefix_match import Eviction, PrefixMatch, Publication, PublishOutcome, StoreStats
+from cluster.routes import ExpertRoutes, RouteShape
+from cluster.types import BlockId, EvictTarget, Namespace, Rank
+from prefix_store.block_pool import BlockPool
+from prefix_store.eviction import LruQueue, kv_eviction_stamp, route_eviction_stamp
+from prefix_store.invariants import InvariantCheck
+from prefix_store.lease import Lease
+from prefix_store.offer import Offer
+from prefix_store.payload import NodePayload, immutable_copy
+from prefix_store.radix_tree import BlockKeys, MatchedNode, RadixNode, RadixTree, path_from_root
+from prefix_store.size_account import SizeAccount
+
+TokenIds = npt.NDArray[np.int32]
+
+
+class PrefixStore:
+    """Owner of all KV block ids of a cell and of every route record.
+
+    A prefix of one namespace, in blocks (B tokens each), on one rank:
+
+        0 ········ kv on this rank ········ routes ········ end of the path
+        lease   [──────────────────)                 whole nodes, ends where one ends
+
+    An unleased KV block is evictable: whatever is below it is unleased too and can go first. KV and routes are evicted
+    from the end of a path, least recently used first; a use ends with `release`, which sets the stamps of the path
+    (KV only for ranks that the lease read or wrote).
+    """
+
+    def __init__(
+        self,
+        *,
+        num_ranks: int,
+        num_kv_blocks: int,
+        block_size: int,
+        route_shape: RouteShape,
+        route_budget_bytes: int,
+        kv_bytes_per_block: int,
+    ) -> None:
+        """num_kv_blocks is per rank, route_budget_bytes for the cell. Raises ConfigError if routes of all KV that the
+        ranks can hold would not fit: then KV would have to go for want of routes."""
+        self._block_size = block_size
+        self._route_shape = route_shape
+        self._route_block_bytes = block_size * route_shape.bytes_per_token
+        self._route_budget_bytes = route_budget_bytes
+        self._kv_bytes_per_block = kv_bytes_per_block
+        _check_route_budget(num_ranks * num_kv_blocks, self._route_block_bytes, route_budget_bytes)
+        ranks = [Rank(rank) for rank in range(num_ranks)]
+        self._tree = RadixTree()
+        self._pools = [BlockPool(rank, num_kv_blocks) for rank in ranks]
+        self._account = SizeAccount(num_ranks)
+        self._kv_queues = [LruQueue(partial(kv_eviction_stamp, rank=rank)) for rank in ranks]
+        self._route_queue = LruQueue(route_eviction_stamp)
+        self._leases: set[Lease] = set()
+        self._now = 0
+        self._kv_blocks_evicted = 0
+        self._route_blocks_evicted = 0
+
+    def match(self, namespace: Namespace, token_ids: TokenIds) -> PrefixMatch:
+        """How many tokens of full blocks have KV (per rank) and routes. Does not mutate."""
+        path = self._find(namespace, self._keys(token_ids))
+        num_kv_tokens = tuple(
+            _num_kv_blocks(path, Rank(rank)) * self._block_size for rank in range(len(self._pools))
+        )
+        num_blocks = sum(part.num_blocks for part in path)
+        return PrefixMatch(namespace, num_blocks * self._block_size, num_kv_tokens)
+
+    def acquire(self, namespace: Namespace, token_ids: TokenIds, num_tokens: int) -> Lease:
+        """Protects the first `num_tokens` of the path until `release`; splits the node in which they end.
+
+        Raises StoreError if they are no whole number of blocks or not all in the tree.
+        """
+        num_blocks, rest = divmod(num_tokens, self._block_size)
+        if rest or not 0 <= num_tokens <= len(token_ids):
+            raise StoreError(
+                f"a lease of {num_tokens} of {len(token_ids)} tokens: it must cover whole blocks of "
+                f"{self._block_size} tokens of the sequence"
+            )
+        path = self._find(namespace, self._keys(token_ids[:num_tokens]))
+        found = sum(part.num_blocks for part in path)
+        if found < num_blocks:
+            raise StoreError(
+                f"a lease of {num_tokens} tokens, but the store holds {found * self._block_size} of "
+                "them: match again before acquiring"
+            )
+        end = path[-1] if path else MatchedNode(self._tree.ensure_root(namespace), 0)
+        node = self._count_lease(end, above=None)
+        lease = Lease(node, self._block_size)
+        self._leases.add(lease)
+        return lease
+
+    def release(self, lease: Lease) -> None:
+        """Ends the protection and stamps the path as just used. Raises StoreError if the lease has been released."""
+        self._check_held(lease)
+        self._leases.remove(lease)
+        self._now += 1
+        self._stamp(path_from_root(lease.end_node), lease.ranks)
+        unleased = self._tree.release(lease.end_node)
+        for node in unleased:
+            self._account.node_unleased(node.payload)
+        for node in unleased:
+            self._offer_to_queues(node)
+        self._tree.drop_if_empty(lease.namespace)
+
+    def kv_block_ids(self, lease: Lease, rank: Rank, num_tokens: int) -> list[BlockId]:
+        """The tree's blocks of this rank for the first `num_tokens`; valid while the lease is held.
+
+        Marks the rank as used by the lease. Raises StoreError if the lease or the rank's KV is shorter.
+        """
+        self._check_held(lease)
+        self._check_rank(rank)
+        num_blocks, rest = divmod(num_tokens, self._block_size)
+        block_ids: list[BlockId] = []
+        for node in path_from_root(lease.end_node):
+            if len(block_ids) < node.first_block:
+                break
+            block_ids.extend(node.payload.kv.get(rank, ()))
+        if rest or not 0 <= num_blocks <= len(block_ids):
+            raise StoreError(
+                f"KV of {num_tokens} tokens asked of rank {rank}: under this lease of {lease.num_tokens} "
+                f"it holds {len(block_ids)} blocks of {self._block_size}"
+            )
+        lease.ranks.add(rank)
+        return block_ids[:num_blocks]
+
+    def routes(self, lease: Lease, start: int, end: int) -> list[ExpertRoutes]:
+        """Routes of tokens [start, end) under the lease, block by block; read-only views, valid for ever. Does not
+        mutate. Raises StoreError if the range leaves the lease."""
+        self._check_held(lease)
+        if not 0 <= start <= end <= lease.num_tokens:
+            raise StoreError(
+                f"routes of [{start}, {end}) under a lease of {lease.num_tokens} tokens"
+            )
+        parts: list[ExpertRoutes] = []
+        for node in path_from_root(lease.end_node, start // self._block_size):
+            for offset, routes in enumerate(node.payload.routes):
+                first = (node.first_block + offset) * self._block_size
+                begin, stop = max(start - first, 0), min(end - first, self._block_size)
+                if begin < stop:
+                    parts.append(routes.slice(begin, stop))
+        return parts
+
+    def publish(
+        self,
+        lease: Lease,
+        rank: Rank,
+        token_ids: TokenIds,
+        first_block: int,
+        block_ids: list[BlockId],
+        routes: list[ExpertRoutes],
+    ) -> Publication:
+        """Offers consecutive full blocks from `first_block` on, computed into `block_ids` with exactly these routes.
+
+        token_ids is the whole sequence so far, routes one record per block. The lease grows over what is published:
+
+            blocks   0 ······ first_block ······ present, equal ids ······ absent ······ no room
+            lease    [────────────────)     ──►  [───────────────────────────────)
+            outcome                   added or duplicate             added         private
+
+        All are "private" if the blocks before first_block are not leased with KV on this rank, or after a conflict
+        under this lease. Raises StoreError, and changes nothing, for lengths, shapes, tokens or block owners that do
+        not belong together.
+        """
+        offer = Offer(self._keys(token_ids), rank, first_block, block_ids, routes)
+        self._check_held(lease)
+        self._check_rank(rank)
+        offer.check(self._block_size, self._route_shape)
+        self._pools[rank].require_request_owned(block_ids)
+        self._check_sequence(lease, offer.keys)
+        if not self._may_publish(lease, offer):
+            return Publication(_private(offer.num_blocks), conflict=False)
+        recorded = self._recorded_routes(lease, offer)
+        self._now += 1
+        lease.ranks.add(rank)
+        num_equal = offer.num_equal(recorded)
+        self._grow_lease(lease, offer.keys, first_block + num_equal)
+        outcomes = self._add_kv(lease, offer, num_equal)
+        lease.conflicted = num_equal < len(recorded)
+        if not lease.conflicted:
+            outcomes += self._add_blocks(lease, offer, num_equal)
+        private = _private(offer.num_blocks - len(outcomes))
+        return Publication((*outcomes, *private), lease.conflicted)
+
+    def allocate(self, rank: Rank, num_blocks: int) -> list[BlockId] | None:
+        """Blocks for a request, evicting unleased KV of this rank if needed; None, and no change, if impossible."""
+        self._check_rank(rank)
+        if num_blocks < 0:
+            raise StoreError(f"{num_blocks} blocks asked for")
+        if num_blocks > self.num_allocatable(rank):
+            return None
+        pool = self._pools[rank]
+        while pool.num_free < num_blocks:
+            node = self._kv_queues[rank].oldest()
+            assert node is not None
+            self._evict_kv(node, rank, num_blocks - pool.num_free)
+        return pool.allocate(num_blocks)
+
+    def free(self, rank: Rank, block_ids: list[BlockId]) -> None:
+        """A request's blocks go back. Raises StoreError, and changes nothing, if one is free or the tree's."""
+        self._check_rank(rank)
+        self._pools[rank].free(block_ids)
+
+    def num_allocatable(self, rank: Rank) -> int:
+        """Blocks that `allocate` could give now: free and evictable ones. Does not mutate."""
+        self._check_rank(rank)
+        return self._pools[rank].num_free + self._account.num_evictable_kv(rank)
+
+    def evict(self, part: EvictTarget) -> Eviction:
+        """Evicts a part of every unleased node; "routes" take the KV along, and so are the same as "all"."""
+        nodes = num_bytes = kept_leased = 0
+        for node in self._tree.nodes_bottom_up():
+            if part == "kv" and not node.payload.kv:
+                continue
+            if node.num_leases:
+                kept_leased += 1
+                continue
+            nodes += 1
+            for rank in list(node.payload.kv):
+                num_kv_blocks = self._evict_kv(node, rank, len(node.keys))
+                num_bytes += num_kv_blocks * self._kv_bytes_per_block
+            if part != "kv":
+                num_route_blocks = self._evict_routes(node, len(node.keys))
+                num_bytes += num_route_blocks * self._route_block_bytes
+        return Eviction(part, nodes, num_bytes, kept_leased)
+
+    def stats(self) -> StoreStats:
+        """A snapshot. Does not mutate."""
+        kv = self._account.kv
+        return StoreStats(
+            num_nodes=self._tree.num_nodes,
+            kv_blocks_free=tuple(pool.num_free for pool in self._pools),
+            kv_blocks_used=tuple(pool.num_blocks - pool.num_free for pool in self._pools),
+            kv_blocks_leased=sum(part.leased for part in kv),
+            kv_bytes=sum(part.stored for part in kv) * self._kv_bytes_per_block,
+            route_bytes=self._route_bytes,
+            kv_blocks_evicted=self._kv_blocks_evicted,
+            route_blocks_evicted=self._route_blocks_evicted,
+        )
+
+    def check_invariants(self) -> None:
+        """Raises AssertionError with a drawing of the tree. O(size of the store); for tests and idle times."""
+        check = InvariantCheck(self._tree, self._block_size)
+        check.shape()
+        check.kv_is_contiguous()
+        check.leases(
+            (lease.namespace, lease.end_node, lease.num_tokens // self._block_size)
+            for lease in self._leases
+        )
+        check.ownership(self._pools)
+        check.accounts(self._account, self._pools)
+        check.queues(self._kv_queues, self._route_queue)
+        check.require(self._route_bytes <= self._route_budget_bytes, "over the route budget")
+
+    @property
+    def _route_bytes(self) -> int:
+        return self._account.routes.stored * self._route_block_bytes
+
+    def _keys(self, token_ids: TokenIds) -> BlockKeys:
+        if token_ids.dtype != np.int32 or token_ids.ndim != 1:
+            raise StoreError(
+                f"token ids must be [n] int32, got {token_ids.ndim}-d {token_ids.dtype}"
+            )
+        return BlockKeys(token_ids, self._block_size)
+
+    def _check_held(self, lease: Lease) -> None:
+        if lease not in self._leases:
+            raise StoreError(
+                f"the lease of {lease.num_tokens} tokens of {lease.namespace} was released, or is "
+                "another store's"
+            )
+
+    def _check_rank(self, rank: Rank) -> None:
+        if not 0 <= rank < len(self._pools):
+            raise StoreError(f"rank {rank} of a store for ranks 0 to {len(self._pools) - 1}")
+
+    def _find(self, namespace: Namespace, keys: BlockKeys) -> list[MatchedNode]:
+        root = self._tree.root(namespace)
+        return [] if root is None else self._tree.descend(root, keys, len(keys))
+
+    # Leases
+
+    def _count_lease(self, end: MatchedNode, above: RadixNode | None) -> RadixNode:
+        """Counts a lease that ends with these blocks, split off if they are not all of the node's."""
+        node = end.node
+        if end.num_blocks < len(node.keys):
+            node = self._tree.split(node, end.num_blocks)
+        for newly_leased in self._tree.acquire(node, above):
+            self._account.node_leased(newly_leased.payload)
+        return node
+
+    def _grow_lease(self, lease: Lease, keys: BlockKeys, end_block: int) -> None:
+        """Over blocks that are in the tree."""
+        path = self._tree.descend(lease.end_node, keys, end_block)
+        if path:
+            lease.end_node = self._count_lease(path[-1], above=lease.end_node)
+
+    def _stamp(self, path: list[RadixNode], ranks: set[Rank]) -> None:
+        for node in path:
+            node.payload.route_stamp = self._now
+            for rank in ranks & node.payload.kv.keys():
+                node.payload.kv_stamps[rank] = self._now
+
+    # Publishing
+
+    def _check_sequence(self, lease: Lease, keys: BlockKeys) -> None:
+        """Raises StoreError if the lease's last block is not the sequence's; the earlier ones are its holder's word."""
+        node = lease.end_node
+        if node.keys and node.keys[-1] != keys[node.end_block - 1]:
+            raise StoreError(
+                f"token ids differ from those of the lease in block {node.end_block - 1}: publish the "
+                "sequence that was acquired"
+            )
+
+    def _may_publish(self, lease: Lease, offer: Offer) -> bool:
+        """Whether everything before the offered blocks is leased, has KV on the rank and is this sequence's own."""
+        if lease.conflicted or offer.first_block > lease.end_node.end_block:
+            return False
+        if offer.first_block == 0:
+            return True
+        before = path_from_root(lease.end_node, offer.first_block - 1)[0]
+        num_kv_blocks = before.payload.num_kv_blocks(offer.rank)
+        return before.first_block + num_kv_blocks >= offer.first_block
+
+    def _recorded_routes(self, lease: Lease, offer: Offer) -> list[ExpertRoutes]:
+        """Routes of those offered blocks that are in the tree: under the lease, then below its end."""
+        recorded: list[ExpertRoutes] = []
+        for node in path_from_root(lease.end_node, offer.first_block):
+            recorded += node.payload.routes[max(offer.first_block - node.first_block, 0) :]
+        for node, num_blocks in self._tree.descend(lease.end_node, offer.keys, offer.end_block):
+            recorded += node.payload.routes[:num_blocks]
+        return recorded[: offer.num_blocks]
+
+    def _add_kv(self, lease: Lease, offer: Offer, num_blocks: int) -> list[PublishOutcome]:
+        """The first offered blocks, which are in the tree with equal ids: taken where the rank has no KV yet."""
+        outcomes: list[PublishOutcome] = []
+        end_block = offer.first_block + num_blocks
+        for node in path_from_root(lease.end_node, offer.first_block):
+            first = max(offer.first_block, node.first_block)
+            for block in range(first, min(end_block, node.end_block)):
+                if block < node.first_block + node.payload.num_kv_blocks(offer.rank):
+                    outcomes.append("duplicate")
+                    continue
+                self._give(node, offer.rank, offer.block_ids[block - offer.first_block])
+                outcomes.append("added")
+        return outcomes
+
+    def _add_blocks(self, lease: Lease, offer: Offer, start: int) -> list[PublishOutcome]:
+        """Offered blocks from `start` on, which the tree does not have, as long as their routes find room."""
+        outcomes: list[PublishOutcome] = []
+        for offset in range(start, offer.num_blocks):
+            if not self._make_route_room():
+                break
+            record = immutable_copy(offer.routes[offset])
+            self._append(lease, offer.keys[offer.first_block + offset], record)
+            self._give(lease.end_node, offer.rank, offer.block_ids[offset])
+            outcomes.append("added")
+        return outcomes
+
+    def _append(self, lease: Lease, key: bytes, routes: ExpertRoutes) -> None:
+        """One block after the lease's end: in its last node if that is a leaf and nobody else's lease would grow with
+        it, else in a child."""
+        node = lease.end_node
+        if node.children or node.num_leases > 1 or node.parent is None:
+            node = self._tree.add_child(node, key, NodePayload(self._now))
+            self._tree.acquire(node, above=lease.end_node)
+            lease.end_node = node
+        else:
+            node.keys.append(key)
+        node.payload.routes.append(routes)
+        self._account.routes.leased += 1
+
+    def _give(self, node: RadixNode, rank: Rank, block_id: BlockId) -> None:
+        """A request's block becomes the tree's, as the next KV block of a leased node."""
+        assert node.num_leases > 0
+        if rank not in node.payload.kv:
+            assert node.parent is not None
+            node.payload.kv[rank] = []
+            node.parent.num_kv_children[rank] = node.parent.num_kv_children.get(rank, 0) + 1
+        node.payload.kv[rank].append(block_id)
+        node.payload.kv_stamps[rank] = self._now
+        self._pools[rank].give_to_tree(block_id)
+        self._account.kv[rank].leased += 1
+
+    def _make_route_room(self) -> bool:
+        """Room for one more block of routes, evicting those used longest ago; False if all are leased or under KV."""
+        while self._route_bytes + self._route_block_bytes > self._route_budget_bytes:
+            leaf = self._route_queue.oldest()
+            if leaf is None:
+                return False
+            self._evict_routes(leaf, 1)
+        return True
+
+    # Eviction
+
+    def _offer_to_queues(self, node: RadixNode) -> None:
+        for rank in node.payload.kv:
+            self._kv_queues[rank].offer(node)
+        self._route_queue.offer(node)
+
+    def _evict_kv(self, node: RadixNode, rank: Rank, num_blocks: int) -> int:
+        """Up to so many KV blocks from the node's end. Returns how many."""
+        payload, parent = node.payload, node.parent
+        assert parent is not None
+        had_kv_everywhere = payload.num_blocks_with_kv == len(payload.routes)
+        block_ids = payload.kv[rank]
+        evicted = block_ids[max(len(block_ids) - num_blocks, 0) :]
+        del block_ids[len(block_ids) - len(evicted) :]
+        self._pools[rank].reclaim(evicted)
+        self._account.kv[rank].unleased -= len(evicted)
+        self._kv_blocks_evicted += len(evicted)
+        if not block_ids:
+            del payload.kv[rank], payload.kv_stamps[rank]
+            parent.num_kv_children[rank] -= 1
+            if parent.num_kv_children[rank] == 0:
+                del parent.num_kv_children[rank]
+                self._kv_queues[rank].offer(parent)
+        if had_kv_everywhere:
+            self._route_queue.offer(node)
+        return len(evicted)
+
+    def _evict_routes(self, leaf: RadixNode, num_blocks: int) -> int:
+        """Up to so many blocks without KV from the leaf's end, and the leaf if none are left. Returns how many."""
+        payload, parent = leaf.payload, leaf.parent
+        assert parent is not None
+        count = min(num_blocks, len(payload.routes) - payload.num_blocks_with_kv)
+        del payload.routes[len(payload.routes) - count :]
+        self._tree.remove_tail(leaf, count)
+        self._account.routes.unleased -= count
+        self._route_blocks_evicted += count
+        if not leaf.keys:
+            self._route_queue.offer(parent)
+            self._tree.drop_if_empty(leaf.namespace)
+        return count
+
+
+def _num_kv_blocks(path: list[MatchedNode], rank: Rank) -> int:
+    """KV blocks of this rank at the start of a matched path."""
+    total = 0
+    for node, num_blocks in path:
+        held = min(node.payload.num_kv_blocks(rank), num_blocks)
+        total += held
+        if held < len(node.keys):
+            break
+    return total
+
+
+def _private(num_blocks: int) -> tuple[PublishOutcome, ...]:
+    private: PublishOutcome = "private"
+    return (private,) * num_blocks
+
+
+def _check_route_budget(num_kv_blocks: int, block_bytes: int, budget_bytes: int) -> None:
+    needed = num_kv_blocks * block_bytes
+    if budget_bytes < needed:
+        raise ConfigError(
+            f"route memory of {budget_bytes} bytes is less than the {needed} bytes that the routes of "
+            f"{num_kv_blocks} KV blocks take ({block_bytes} bytes each): raise --route-memory to at "
+            f"least {needed} or lower --num-kv-blocks"
+        )
