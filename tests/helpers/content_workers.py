@@ -1,8 +1,8 @@
 """Expert workers without a model, for engine tests: every KV slot holds a digest of all that it depends on.
 
-A token's digest covers the digest of the slot before it, the token and the experts that it used. The next token and the
-experts that a gate would choose are functions of that digest. So a wrong block table, a block reused too early, a replay
-with other experts or a token computed twice differently changes the output, as it would in a model.
+A token's digest covers the digest of the slot before it, the token and the experts that it used. The next token and
+the experts that a gate would choose are functions of that digest. So a wrong block table, a block reused too early, a
+replay with other experts or a token computed twice differently changes the output, as it would in a model.
 """
 
 import hashlib
