@@ -1,0 +1,188 @@
+"""A checkpoint's files without their weights: which tensor lies where, its shape and dtype. Headers only, no torch.
+
+safetensors with or without model.safetensors.index.json; never pickle. Loading is `weights.py`.
+"""
+
+import json
+import math
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cluster.errors import CheckpointError
+from cluster.model_spec import MlaSpec, ModelSpec
+
+SUPPORTED_DTYPES = {"BF16": 2, "F16": 2, "F32": 4}
+"""safetensors dtype names and bytes per value."""
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+_MAX_HEADER_BYTES = 100 * 2**20  # the limit of the safetensors library itself
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """One tensor of a checkpoint as its file's header declares it."""
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * SUPPORTED_DTYPES.get(self.dtype, 0)
+
+
+def check_checkpoint(model_dir: Path, spec: ModelSpec) -> dict[str, TensorEntry]:
+    """Where each tensor of the model is, once all are known to be there with the right shape and a supported dtype.
+
+    Tensors that the model does not need (multi-token prediction layers, inverse frequencies) are left out.
+    Raises CheckpointError naming file, tensor, found and expected shape or dtype, or the missing shard.
+    """
+    present = read_tensor_entries(model_dir)
+    needed: dict[str, TensorEntry] = {}
+    for name, shape in tensor_shapes(spec):
+        entry = present.get(name)
+        if entry is None:
+            raise CheckpointError(
+                f"{model_dir}: tensor {name} {list(shape)} is missing; config.json asks for it"
+            )
+        _check_entry(name, entry, shape)
+        needed[name] = entry
+    return needed
+
+
+def _check_entry(name: str, entry: TensorEntry, shape: tuple[int, ...]) -> None:
+    if entry.shape != shape:
+        raise CheckpointError(
+            f"{entry.file}: tensor {name} has shape {list(entry.shape)}, expected {list(shape)} "
+            "from config.json"
+        )
+    if entry.dtype not in SUPPORTED_DTYPES:
+        raise CheckpointError(
+            f"{entry.file}: tensor {name} has dtype {entry.dtype}, supported: "
+            f"{', '.join(SUPPORTED_DTYPES)}"
+        )
+
+
+def read_tensor_entries(model_dir: Path) -> dict[str, TensorEntry]:
+    """Every tensor of the directory's safetensors files, by name. Raises CheckpointError."""
+    index_file, single_file = model_dir / INDEX_FILE, model_dir / SINGLE_FILE
+    if index_file.is_file():
+        return _read_sharded(model_dir, index_file)
+    if single_file.is_file():
+        return _read_header(single_file)
+    pickled = sorted(path.name for path in model_dir.glob("pytorch_model*"))
+    if pickled:
+        raise CheckpointError(
+            f"{model_dir / pickled[0]}: pickled weights are not loaded; convert them to safetensors"
+        )
+    raise CheckpointError(f"{model_dir}: holds neither {SINGLE_FILE} nor {INDEX_FILE}")
+
+
+def _read_sharded(model_dir: Path, index_file: Path) -> dict[str, TensorEntry]:
+    try:
+        weight_map = json.loads(index_file.read_text(encoding="utf-8"))["weight_map"]
+        shards = {str(name): str(shard) for name, shard in weight_map.items()}
+    except OSError as error:
+        raise CheckpointError(f"{index_file}: cannot be read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{index_file}: holds no readable weight_map: {error!r}") from error
+    headers = {}
+    for shard in sorted(set(shards.values())):
+        if Path(shard).name != shard:
+            raise CheckpointError(f"{index_file}: shard {shard!r} is not a plain file name")
+        if not (model_dir / shard).is_file():
+            raise CheckpointError(f"{index_file}: shard {shard} is missing in {model_dir}")
+        headers[shard] = _read_header(model_dir / shard)
+    entries = {}
+    for name, shard in shards.items():
+        if name not in headers[shard]:
+            raise CheckpointError(
+                f"{model_dir / shard}: tensor {name} is missing, the index promises it"
+            )
+        entries[name] = headers[shard][name]
+    return entries
+
+
+def _read_header(file: Path) -> dict[str, TensorEntry]:
+    """safetensors: 8 bytes length, that much JSON, then the data that `data_offsets` point into."""
+    try:
+        with file.open("rb") as stream:
+            (header_bytes,) = struct.unpack("<Q", stream.read(8))
+            if header_bytes > _MAX_HEADER_BYTES:
+                raise ValueError(f"header of {header_bytes} bytes")
+            header: dict[str, Any] = json.loads(stream.read(header_bytes))
+        header.pop("__metadata__", None)
+        data_bytes = file.stat().st_size - 8 - header_bytes
+        if any(int(entry["data_offsets"][1]) > data_bytes for entry in header.values()):
+            raise ValueError(f"cut short: {data_bytes} bytes of data are not all that it declares")
+        return {
+            name: TensorEntry(file, str(entry["dtype"]), tuple(map(int, entry["shape"])))
+            for name, entry in header.items()
+        }
+    except OSError as error:
+        raise CheckpointError(f"{file}: cannot be read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, struct.error) as error:
+        raise CheckpointError(f"{file}: not a whole safetensors file: {error}") from error
+
+
+def tensor_shapes(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Name and shape of every tensor of the model, as transformers' DeepseekV3ForCausalLM saves them."""
+    yield "model.embed_tokens.weight", (spec.vocab_size, spec.hidden_size)
+    yield "model.norm.weight", (spec.hidden_size,)
+    if not spec.tie_word_embeddings:
+        yield "lm_head.weight", (spec.vocab_size, spec.hidden_size)
+    for layer in range(spec.num_layers):
+        prefix = f"model.layers.{layer}"
+        yield f"{prefix}.input_layernorm.weight", (spec.hidden_size,)
+        yield f"{prefix}.post_attention_layernorm.weight", (spec.hidden_size,)
+        yield from _mla_shapes(f"{prefix}.self_attn", spec.attention, spec.hidden_size)
+        if layer < spec.num_dense_layers:
+            yield from _mlp_shapes(f"{prefix}.mlp", spec.hidden_size, spec.intermediate_size)
+        else:
+            yield from _moe_shapes(f"{prefix}.mlp", spec)
+
+
+def _mla_shapes(
+    prefix: str, mla: MlaSpec, hidden_size: int
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    query_rows = mla.num_heads * (mla.qk_nope_head_dim + mla.qk_rope_head_dim)
+    value_columns = mla.num_heads * mla.v_head_dim
+    if mla.q_lora_rank is None:
+        yield f"{prefix}.q_proj.weight", (query_rows, hidden_size)
+    else:
+        yield f"{prefix}.q_a_proj.weight", (mla.q_lora_rank, hidden_size)
+        yield f"{prefix}.q_a_layernorm.weight", (mla.q_lora_rank,)
+        yield f"{prefix}.q_b_proj.weight", (query_rows, mla.q_lora_rank)
+    yield f"{prefix}.kv_a_proj_with_mqa.weight", (mla.kv_width, hidden_size)
+    yield f"{prefix}.kv_a_layernorm.weight", (mla.kv_lora_rank,)
+    key_value_rows = mla.num_heads * (mla.qk_nope_head_dim + mla.v_head_dim)
+    yield f"{prefix}.kv_b_proj.weight", (key_value_rows, mla.kv_lora_rank)
+    yield f"{prefix}.o_proj.weight", (hidden_size, value_columns)
+    if mla.attention_bias:
+        if mla.q_lora_rank is not None:
+            yield f"{prefix}.q_a_proj.bias", (mla.q_lora_rank,)
+        yield f"{prefix}.kv_a_proj_with_mqa.bias", (mla.kv_width,)
+        yield f"{prefix}.o_proj.bias", (hidden_size,)
+
+
+def _moe_shapes(prefix: str, spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
+    num_experts, hidden_size = spec.gate.num_experts, spec.hidden_size
+    yield f"{prefix}.gate.weight", (num_experts, hidden_size)
+    yield f"{prefix}.gate.e_score_correction_bias", (num_experts,)
+    if spec.num_shared_experts:
+        shared_size = spec.num_shared_experts * spec.moe_intermediate_size
+        yield from _mlp_shapes(f"{prefix}.shared_experts", hidden_size, shared_size)
+    for expert in range(num_experts):
+        expert_prefix = f"{prefix}.experts.{expert}"
+        yield from _mlp_shapes(expert_prefix, hidden_size, spec.moe_intermediate_size)
+
+
+def _mlp_shapes(
+    prefix: str, hidden_size: int, intermediate_size: int
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield f"{prefix}.gate_proj.weight", (intermediate_size, hidden_size)
+    yield f"{prefix}.up_proj.weight", (intermediate_size, hidden_size)
+    yield f"{prefix}.down_proj.weight", (hidden_size, intermediate_size)

@@ -1,0 +1,61 @@
+"""The gate of DeepSeek-V3 (`noaux_tc`): sigmoid scores, a bias for selection only, top-k within the best groups."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cluster.model_spec import GateSpec
+from expert_workers.model.numerics import Numerics
+from expert_workers.model.weights import GateWeights
+
+
+@dataclass(frozen=True)
+class GateChoice:
+    """Letters: T tokens, K experts per token.
+
+    topk_ids:     [T, K] int64, distinct and ascending within a token
+    topk_weights: [T, K] float32, as applied
+    poisoned:     [T] bool, tokens with a router logit that is not finite; their routes are valid and mean nothing
+    """
+
+    topk_ids: Tensor
+    topk_weights: Tensor
+    poisoned: Tensor
+
+
+class SigmoidGate:
+    def __init__(self, spec: GateSpec, weights: GateWeights, numerics: Numerics) -> None:
+        self._spec = spec
+        self._weights = weights
+        self._numerics = numerics
+
+    def __call__(self, x: Tensor) -> GateChoice:
+        """x: [T, H]."""
+        router_logits = self._numerics.linear(x.to(torch.float32), self._weights.weight)
+        poisoned = ~torch.isfinite(router_logits).all(dim=-1)
+        router_logits = router_logits.masked_fill(poisoned[:, None], 0.0)
+        scores = self._numerics.sigmoid(router_logits)
+        topk_ids = self._select(scores + self._weights.score_correction_bias)
+        return GateChoice(topk_ids, self._weigh(scores.gather(1, topk_ids)), poisoned)
+
+    def _select(self, selection_scores: Tensor) -> Tensor:
+        """selection_scores: [T, experts]. Returns [T, K] ascending ids, all from the `topk_group` best groups.
+
+        Dropped groups are masked with −∞, not 0: a bias below −1 would otherwise let them win.
+        """
+        spec = self._spec
+        group_size = spec.num_experts // spec.num_groups
+        grouped = selection_scores.view(-1, spec.num_groups, group_size)
+        group_scores = grouped.topk(2, dim=-1).values.sum(dim=-1)
+        kept = group_scores.topk(spec.topk_group, dim=-1, sorted=False).indices
+        dropped = torch.ones_like(group_scores, dtype=torch.bool).scatter_(1, kept, False)
+        masked = grouped.masked_fill(dropped[:, :, None], float("-inf")).flatten(1)
+        topk_ids = masked.topk(spec.num_experts_per_tok, dim=-1, sorted=False).indices
+        return topk_ids.sort(dim=-1).values
+
+    def _weigh(self, topk_scores: Tensor) -> Tensor:
+        """topk_scores: [T, K], without the bias."""
+        if self._spec.norm_topk_prob:
+            topk_scores = topk_scores / (topk_scores.sum(dim=-1, keepdim=True) + 1e-20)
+        return topk_scores * self._spec.routed_scaling_factor

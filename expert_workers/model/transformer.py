@@ -1,0 +1,97 @@
+"""The decoder: embedding, layers, norm, head. Routes, KV memory, exchange and clocks arrive as arguments.
+
+Letters: T tokens of this rank, S tokens to sample, H hidden, V vocabulary.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from cluster.model_spec import ModelSpec
+from expert_workers.dispatch.base import Dispatcher
+from expert_workers.kv_pool import KVPool
+from expert_workers.model.attention import AttentionPlan
+from expert_workers.model.gate import SigmoidGate
+from expert_workers.model.layers import DenseMlp, RotaryTable
+from expert_workers.model.mla import MlaAttention
+from expert_workers.model.moe import MoeLayer
+from expert_workers.model.numerics import Numerics
+from expert_workers.model.weights import LayerWeights, ModelWeights, MoeWeights
+from expert_workers.route_recorder import StepRoutes
+from expert_workers.step_inputs import StepInputs
+from expert_workers.stopwatch import Stopwatch
+
+
+class Transformer:
+    """Immutable: a forward pass changes the KV pool, the step's routes and nothing else."""
+
+    def __init__(self, spec: ModelSpec, weights: ModelWeights, numerics: Numerics) -> None:
+        self._spec = spec
+        self._weights = weights
+        self._numerics = numerics
+        self._rotary = RotaryTable(
+            dim=spec.attention.qk_rope_head_dim,
+            theta=spec.attention.rope_theta,
+            max_positions=spec.max_position_embeddings,
+            device=weights.embedding.device,
+        )
+        self._layers = [
+            DecoderLayer(spec, layer, layer_weights, numerics)
+            for layer, layer_weights in enumerate(weights.layers)
+        ]
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        inputs: StepInputs,
+        kv_pool: KVPool,
+        step_routes: StepRoutes,
+        dispatcher: Dispatcher,
+        stopwatch: Stopwatch,
+    ) -> Tensor:
+        """Logits [S, V] float32 of `inputs.last_token_indices`. With T = 0 every exchange still takes place."""
+        x = F.embedding(inputs.input_ids, self._weights.embedding)
+        rotation = self._rotary.at(inputs.positions, x.dtype)
+        plan = AttentionPlan.of(inputs, rotation, kv_pool.block_size)
+        for layer in self._layers:
+            with stopwatch.measure("attention"):
+                x = layer.attend(x, plan, kv_pool)
+            x = layer.feed_forward(x, step_routes, dispatcher, stopwatch)
+        last = x.index_select(0, inputs.last_token_indices)
+        last = self._numerics.rms_norm(last, self._weights.norm, self._spec.rms_norm_eps)
+        return self._numerics.linear(last, self._weights.head).to(torch.float32)
+
+
+class DecoderLayer:
+    """Attention and feed-forward, each on the normed stream and added to it."""
+
+    def __init__(
+        self, spec: ModelSpec, layer: int, weights: LayerWeights, numerics: Numerics
+    ) -> None:
+        self._layer = layer
+        self._eps = spec.rms_norm_eps
+        self._weights = weights
+        self._numerics = numerics
+        self._attention = MlaAttention(spec.attention, weights.attention, numerics)
+        feed_forward = weights.feed_forward
+        self._feed_forward: DenseMlp | MoeLayer
+        if isinstance(feed_forward, MoeWeights):
+            gate = SigmoidGate(spec.gate, feed_forward.gate, numerics)
+            moe_layer = layer - spec.num_dense_layers
+            self._feed_forward = MoeLayer(moe_layer, gate, feed_forward, numerics)
+        else:
+            self._feed_forward = DenseMlp(feed_forward, numerics)
+
+    def attend(self, x: Tensor, plan: AttentionPlan, kv_pool: KVPool) -> Tensor:
+        """x: [T, H]. Returns [T, H]."""
+        normed = self._numerics.rms_norm(x, self._weights.input_norm, self._eps)
+        return x + self._attention(normed, plan, kv_pool, self._layer)
+
+    def feed_forward(
+        self, x: Tensor, step_routes: StepRoutes, dispatcher: Dispatcher, stopwatch: Stopwatch
+    ) -> Tensor:
+        """x: [T, H]. Returns [T, H]."""
+        normed = self._numerics.rms_norm(x, self._weights.post_attention_norm, self._eps)
+        if isinstance(self._feed_forward, MoeLayer):
+            return x + self._feed_forward(normed, step_routes, dispatcher, stopwatch)
+        return x + self._feed_forward(normed)
