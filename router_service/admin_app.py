@@ -1,0 +1,40 @@
+"""The admin application: commands for an operator, on a port of its own (loopback by default)."""
+
+from fastapi import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from router_service.app import new_application, read_body, status_body
+from router_service.engine_client import EngineClient
+from router_service.json_body import parse_json_object
+from router_service.openai_errors import json_response
+from router_service.protocol import EvictBody, validate
+
+_MAX_BODY_BYTES = 65536
+
+
+class AdminApi:
+    def __init__(self, client: EngineClient) -> None:
+        self._client = client
+
+    def application(self) -> ASGIApp:
+        app = new_application()
+        app.add_api_route("/admin/evict", self.evict, methods=["POST"])
+        app.add_api_route("/admin/status", self.status, methods=["GET"])
+        return app
+
+    async def evict(self, request: Request) -> Response:
+        """Answers when it is done."""
+        body = validate(EvictBody, parse_json_object(await read_body(request, _MAX_BODY_BYTES)))
+        report = await self._client.evict(body.part)
+        return json_response(
+            {
+                "part": report.part,
+                "nodes": report.nodes,
+                "bytes": report.bytes,
+                "kept_leased": report.kept_leased,
+            }
+        )
+
+    async def status(self) -> Response:
+        return json_response(status_body(await self._client.status()))

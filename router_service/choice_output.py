@@ -1,0 +1,67 @@
+"""The output of one choice as a client sees it: text up to the stop string, ids up to the token that completed it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from router_service.detokenizer import Detokenizer
+from router_service.stop_strings import StopStrings
+
+
+@dataclass(frozen=True)
+class TextDelta:
+    """New text and the ids that belong to it; both may be empty."""
+
+    text: str
+    token_ids: list[int]
+
+
+class ChoiceOutput:
+    """Owner of what was generated for one prompt. Each token goes through once, so cost does not grow with length.
+
+    Ids are given out with the text that they complete, so none beyond a stop string is ever given out.
+    """
+
+    def __init__(self, detokenizer: Detokenizer, stop: Sequence[str]) -> None:
+        self._detokenizer = detokenizer
+        self._stop = StopStrings(stop)
+        self._held_ids: list[int] = []
+        self.num_tokens = 0
+
+    @property
+    def stopped_at(self) -> int | None:
+        """1-based number of the token that completed a stop string; None if there is no match."""
+        return None if self._stop.match is None else self._stop.match.num_tokens
+
+    def add(self, token_ids: Sequence[int]) -> TextDelta:
+        """Tokens after a match are ignored: the engine may be some steps ahead."""
+        pieces = [self._add_one(token_id) for token_id in token_ids if self.stopped_at is None]
+        return self._delta("".join(pieces))
+
+    def finish(self) -> TextDelta:
+        """The rest: an incomplete character, and text that could have become a stop string."""
+        if self.stopped_at is not None:
+            return self._delta("", final=True)
+        text = self._stop.finish(self._detokenizer.finish(), self.num_tokens)
+        if self.stopped_at is not None:
+            self._cut(self.stopped_at)
+        return self._delta(text, final=True)
+
+    def _add_one(self, token_id: int) -> str:
+        self.num_tokens += 1
+        self._held_ids.append(token_id)
+        text = self._stop.add(self._detokenizer.add(token_id), self.num_tokens)
+        if self.stopped_at is not None:
+            self._cut(self.stopped_at)
+        return text
+
+    def _cut(self, num_tokens: int) -> None:
+        surplus = self.num_tokens - num_tokens
+        if surplus:
+            del self._held_ids[-surplus:]
+        self.num_tokens = num_tokens
+
+    def _delta(self, text: str, *, final: bool = False) -> TextDelta:
+        if not text and not final:
+            return TextDelta("", [])
+        token_ids, self._held_ids = self._held_ids, []
+        return TextDelta(text, token_ids)

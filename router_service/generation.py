@@ -1,0 +1,141 @@
+"""One admitted request through the engine: what its choices say, step by step. Both ways of answering consume this."""
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from cluster.errors import CellError
+from cluster.messages import Completion, OutputDelta, Submit
+from router_service.choice_output import ChoiceOutput, TextDelta
+from router_service.engine_client import EngineClient
+from router_service.request_admission import AdmittedRequest
+from router_service.routes_encoding import EncodedRoutes, encode_routes
+from router_service.tokenizer import TextCodec
+
+
+@dataclass(frozen=True)
+class ChoiceEnd:
+    """How a choice ended. Counts are tokens; completion_tokens includes the one that completed a stop string."""
+
+    finish_reason: Literal["stop", "length"]
+    completion_tokens: int
+    cached_tokens: int
+    replayed_tokens: int
+    routes: EncodedRoutes | None
+
+
+@dataclass(frozen=True)
+class ChoiceDelta:
+    """New text of one choice; `end` comes with the last one."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    end: ChoiceEnd | None
+
+
+@dataclass(frozen=True)
+class Generation:
+    """Identity of one answer and what it answers."""
+
+    request: AdmittedRequest
+    model: str
+    prefix: Literal["cmpl", "chatcmpl"]
+    token: str = field(default_factory=lambda: secrets.token_hex(16))
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def id(self) -> str:
+        return f"{self.prefix}-{self.token}"
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return sum(len(ids) for ids in self.request.prompts)
+
+
+class Generator:
+    """Runs generations on one engine. Stateless between them."""
+
+    def __init__(self, client: EngineClient, codec: TextCodec) -> None:
+        self._client = client
+        self._codec = codec
+
+    async def run(self, generation: Generation) -> AsyncGenerator[ChoiceDelta, None]:
+        """Deltas until every choice has ended. Raises CellError and its kin, also for a generation that failed.
+
+        Close it when leaving early (contextlib.aclosing): the engine then aborts what is unfinished.
+        """
+        request = generation.request
+        submits = [_submit(generation, index) for index in range(len(request.prompts))]
+        index_of = {submit.request_id: index for index, submit in enumerate(submits)}
+        outputs = [ChoiceOutput(self._codec.detokenizer(), request.stop) for _ in submits]
+        async with aclosing(self._client.generate(submits)) as deltas:
+            async for delta in deltas:
+                index = index_of[delta.request_id]
+                for choice_delta in await self._take(request, index, outputs[index], delta):
+                    yield choice_delta
+
+    async def _take(
+        self, request: AdmittedRequest, index: int, output: ChoiceOutput, delta: OutputDelta
+    ) -> list[ChoiceDelta]:
+        was_open = output.stopped_at is None
+        new = output.add(delta.token_ids)
+        taken = [_choice_delta(index, new)] if new.text else []
+        if delta.completion is not None:
+            taken.append(await _last_delta(request, index, output, delta.completion))
+        elif was_open and output.stopped_at is not None:
+            await self._client.finish(delta.request_id, output.stopped_at)
+        return taken
+
+
+def _submit(generation: Generation, index: int) -> Submit:
+    request = generation.request
+    return Submit(
+        request_id=f"{generation.id}-{index}",
+        prompt_token_ids=np.asarray(request.prompts[index], dtype=np.int32),
+        sampling=request.sampling[index],
+        cache_salt=request.cache_salt,
+        return_routes=request.routes is not None,
+    )
+
+
+def _choice_delta(index: int, new: TextDelta, end: ChoiceEnd | None = None) -> ChoiceDelta:
+    return ChoiceDelta(index, new.text, new.token_ids, end)
+
+
+async def _last_delta(
+    request: AdmittedRequest, index: int, output: ChoiceOutput, completion: Completion
+) -> ChoiceDelta:
+    if completion.finish_reason == "error":
+        raise CellError(f"generation failed: {completion.error}")
+    if completion.finish_reason == "abort":
+        raise CellError("the engine aborted the generation")
+    rest = output.finish()
+    stopped = output.stopped_at is not None
+    end = ChoiceEnd(
+        finish_reason="stop" if stopped else completion.finish_reason,
+        completion_tokens=output.num_tokens,
+        cached_tokens=completion.cached_tokens,
+        replayed_tokens=completion.replayed_tokens,
+        routes=await _routes(request, index, output.num_tokens, completion),
+    )
+    return _choice_delta(index, rest, end)
+
+
+async def _routes(
+    request: AdmittedRequest, index: int, num_output_tokens: int, completion: Completion
+) -> EncodedRoutes | None:
+    if request.routes is None:
+        return None
+    if completion.topk_ids is None or completion.topk_weights is None:
+        raise CellError("the engine sent no routes for a request that asked for them")
+    num_inputs = len(request.prompts[index]) + num_output_tokens - 1
+    return await asyncio.to_thread(
+        encode_routes, completion.topk_ids, completion.topk_weights, request.routes, num_inputs
+    )

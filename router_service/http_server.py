@@ -1,0 +1,211 @@
+"""The HTTP server of a cell as one object: binds its ports, serves on a thread of its own, stops in bounded time.
+
+It knows nothing of Ray and needs no main thread, so it runs inside an actor, a test or a plain process.
+"""
+
+import asyncio
+import secrets
+import socket
+import threading
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from cluster.errors import CellError, ConfigError
+from cluster.log import logger
+from router_service.admin_app import AdminApi
+from router_service.app import ApiOptions, OpenAiApi
+from router_service.chat_template import load_chat_template
+from router_service.engine_client import EngineClient
+from router_service.request_admission import RequestAdmission, ServedModel
+from router_service.sampling_defaults import load_sampling_defaults
+from router_service.tokenizer import TextCodec
+
+_BACKLOG = 2048
+_log = logger("http")
+
+
+@dataclass(frozen=True)
+class HttpServerOptions:
+    model_dir: Path
+    served_model_name: str
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    engine_endpoint: str
+    host: str
+    port: int
+    """0: any free port."""
+    admin_host: str
+    admin_port: int
+    max_body_bytes: int
+    version: str
+    api_key: str | None = field(default=None, repr=False)
+    silence_seconds: float = 120.0
+    """With requests open, the engine counts as lost after this long without a word."""
+
+
+@dataclass(frozen=True)
+class BoundPorts:
+    port: int
+    admin_port: int
+
+
+class HttpServer:
+    """Owner of the two listening sockets, the serving thread and the engine client that lives on it."""
+
+    def __init__(self, options: HttpServerOptions) -> None:
+        """Loads the tokenizer. Raises CheckpointError."""
+        self._options = options
+        self._model = ServedModel(
+            name=options.served_model_name,
+            max_model_len=options.max_model_len,
+            vocab_size=options.vocab_size,
+            eos_token_ids=options.eos_token_ids,
+            defaults=load_sampling_defaults(options.model_dir),
+            codec=TextCodec(options.model_dir),
+            chat_template=load_chat_template(options.model_dir),
+        )
+        self._thread = threading.Thread(target=self._run, name="http-server", daemon=True)
+        self._sockets: list[socket.socket] = []
+        self._serving: Future[None] = Future()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop_requested: asyncio.Event | None = None
+        self._stop_seconds = 0.0
+
+    def start(self) -> BoundPorts:
+        """Binds, serves, returns the ports. Raises ConfigError when a port cannot be bound."""
+        options = self._options
+        api = _bind(options.host, options.port)
+        try:
+            admin = _bind(options.admin_host, options.admin_port)
+        except ConfigError:
+            api.close()
+            raise
+        self._sockets = [api, admin]
+        ports = BoundPorts(api.getsockname()[1], admin.getsockname()[1])
+        self._thread.start()
+        self._serving.result(timeout=60)
+        _log.info(
+            "http server ready host=%s port=%d admin_port=%d",
+            options.host,
+            ports.port,
+            ports.admin_port,
+        )
+        return ports
+
+    def run(self) -> None:
+        """Starts and blocks until `stop` is called from another thread."""
+        self.start()
+        self._thread.join()
+
+    def stop(self, seconds: float = 5.0) -> None:
+        """Ends open streams with an error event and closes the listeners, within about `seconds`. Idempotent."""
+        loop, stop_requested = self._loop, self._stop_requested
+        if loop is None or stop_requested is None or not self._thread.is_alive():
+            return
+        self._stop_seconds = seconds
+        loop.call_soon_threadsafe(stop_requested.set)
+        self._thread.join(timeout=seconds + 5.0)
+        if self._thread.is_alive():
+            raise CellError(f"the HTTP server did not stop within {seconds + 5.0:g} s")
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except BaseException as error:
+            if self._serving.done():
+                raise
+            self._serving.set_exception(error)
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stop_requested = asyncio.Event()
+        options = self._options
+        client = EngineClient(
+            options.engine_endpoint,
+            f"http-{secrets.token_hex(8)}",
+            silence_seconds=options.silence_seconds,
+        )
+        admission = RequestAdmission(self._model)
+        try:
+            client.start()
+            listeners = [
+                await _listen(app, bound)
+                for app, bound in zip(
+                    self._applications(client, admission), self._sockets, strict=True
+                )
+            ]
+            self._serving.set_result(None)
+            await self._stop_requested.wait()
+            client.fail(CellError("the server is stopping"))
+            await asyncio.gather(*(self._close(listener) for listener in listeners))
+        finally:
+            await client.close()
+            admission.close()
+
+    def _applications(self, client: EngineClient, admission: RequestAdmission) -> list[ASGIApp]:
+        options = self._options
+        api_options = ApiOptions(
+            max_body_bytes=options.max_body_bytes,
+            api_key=options.api_key,
+            version=options.version,
+            created=int(time.time()),
+        )
+        api = OpenAiApi(self._model, client, admission, api_options)
+        return [api.application(), AdminApi(client).application()]
+
+    async def _close(self, listener: "_Listener") -> None:
+        server = listener.server
+        server.config.timeout_graceful_shutdown = max(1, round(self._stop_seconds))
+        server.should_exit = True
+        await listener.ticks
+        await server.shutdown(sockets=[listener.socket])
+
+
+@dataclass(frozen=True)
+class _Listener:
+    """A uvicorn server on a socket of ours. `ticks` is its own loop, which keeps the Date header right."""
+
+    server: uvicorn.Server
+    socket: socket.socket
+    ticks: "asyncio.Task[None]"
+
+
+async def _listen(app: ASGIApp, bound: socket.socket) -> _Listener:
+    """The parts of uvicorn.Server.serve without its signal handlers, so that it may run in any thread."""
+    config = uvicorn.Config(
+        app,
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        ws="none",
+        backlog=_BACKLOG,
+        timeout_keep_alive=30,
+    )
+    config.load()
+    server = uvicorn.Server(config)
+    server.lifespan = config.lifespan_class(config)
+    await server.startup(sockets=[bound])
+    return _Listener(server, bound, asyncio.create_task(server.main_loop()))
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    try:
+        family, _, _, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        bound = socket.create_server(address[:2], family=family, backlog=_BACKLOG)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+    bound.setblocking(False)
+    return bound

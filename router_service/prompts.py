@@ -1,0 +1,96 @@
+"""The `prompt` of a completion: one or several, as text or as token ids. Checked by hand, because ids can be many."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from cluster.errors import RequestError
+from router_service.openai_errors import ContextLengthError, safe_text
+
+MAX_PROMPTS = 1024
+"""Prompts of one request."""
+
+Prompt = str | list[int]
+
+
+@dataclass(frozen=True)
+class TokenIdLimits:
+    """Ids are in [0, vocab_size); a prompt has fewer than max_model_len of them."""
+
+    vocab_size: int
+    max_model_len: int
+
+
+def parse_prompts(value: Any, limits: TokenIdLimits) -> list[Prompt]:
+    """One prompt or more, none of them empty. Raises RequestError naming the place in `prompt`."""
+    if isinstance(value, str):
+        return [_text(value, "prompt")]
+    if not isinstance(value, list):
+        raise _wrong(value, "prompt")
+    if not value:
+        raise _empty("prompt")
+    if _is_integer(value[0]) or isinstance(value[0], bool | float):
+        return [_token_ids(value, "prompt", limits)]
+    if len(value) > MAX_PROMPTS:
+        raise RequestError(
+            f"prompt: {len(value)} prompts in one request; the limit is {MAX_PROMPTS}",
+            field="prompt",
+        )
+    return [_member(item, f"prompt[{index}]", value, limits) for index, item in enumerate(value)]
+
+
+def _member(item: Any, field: str, prompts: list[Any], limits: TokenIdLimits) -> Prompt:
+    if type(item) is not type(prompts[0]):
+        raise RequestError(
+            f"{field}: prompts of one request must be all strings or all token id lists",
+            field=field,
+        )
+    if isinstance(item, str):
+        return _text(item, field)
+    if isinstance(item, list):
+        return _token_ids(item, field, limits)
+    raise _wrong(item, field)
+
+
+def _text(value: str, field: str) -> str:
+    if not value:
+        raise _empty(field)
+    return value
+
+
+def _token_ids(value: list[Any], field: str, limits: TokenIdLimits) -> list[int]:
+    if not value:
+        raise _empty(field)
+    if len(value) >= limits.max_model_len:
+        raise prompt_too_long(f"{len(value)} tokens", limits.max_model_len, field=field)
+    for index, token_id in enumerate(value):
+        if not _is_integer(token_id) or not 0 <= token_id < limits.vocab_size:
+            raise RequestError(
+                f"{field}[{index}]: {safe_text(token_id)} is not a token id; "
+                f"ids are integers from 0 to {limits.vocab_size - 1}",
+                field=f"{field}[{index}]",
+            )
+    return value
+
+
+def prompt_too_long(size: str, max_model_len: int, *, field: str) -> ContextLengthError:
+    return ContextLengthError(
+        f"{field}: the prompt has {size} and the context length is {max_model_len} tokens, "
+        "of which at least one is for the answer; shorten the prompt",
+        field=field,
+    )
+
+
+def _is_integer(value: Any) -> bool:
+    return type(value) is int
+
+
+def _wrong(value: Any, field: str) -> RequestError:
+    return RequestError(
+        f"{field}: {safe_text(value)} is not a prompt; send a string, a list of strings, "
+        "a list of token ids or a list of such lists",
+        field=field,
+    )
+
+
+def _empty(field: str) -> RequestError:
+    return RequestError(f"{field}: the prompt is empty; send at least one token", field=field)

@@ -1,0 +1,349 @@
+"""Request bodies of the OpenAI API as strict models: what is supported, what is refused, and with which message.
+
+Nothing is accepted and ignored. A known field that is not supported may hold its neutral value, which is honoured by
+doing nothing. null is the same as absent. The prompt of a completion is checked in `prompts.py`.
+"""
+
+import json
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from cluster.errors import RequestError
+from router_service.json_body import field_path
+from router_service.openai_errors import safe_text
+
+MAX_STOP_STRINGS = 4
+MAX_MESSAGES = 65536
+MAX_PARTS = 4096
+PART_JOINER = "\n"
+"""Between the text parts of one message."""
+
+
+def one_of(*allowed: object) -> AfterValidator:
+    """A field that may only hold one of these values, types included (true is not 1). Often the neutral ones alone."""
+
+    def check(value: object) -> object:
+        if not any(type(value) is type(option) and value == option for option in allowed):
+            options = " or ".join(json.dumps(option) for option in allowed)
+            raise PydanticCustomError(
+                "unsupported",
+                "{value} is not supported; supported: {options}",
+                {"value": safe_text(value), "options": options},
+            )
+        return value
+
+    return AfterValidator(check)
+
+
+_NullOnly = Annotated[Any, one_of(None)]
+_NullOrEmptyList = Annotated[Any, one_of(None, [])]
+_ZeroPenalty = Annotated[Any, one_of(None, 0, 0.0)]
+_One = Annotated[Any, one_of(None, 1)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+def _stop_list(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+def _refuse_empty_stop(value: list[str] | None) -> list[str] | None:
+    if value is not None and "" in value:
+        raise PydanticCustomError("empty_stop", "stop strings must not be empty")
+    return value
+
+
+class StreamOptions(_Strict):
+    include_usage: bool | None = None
+
+
+class GenerationFields(_Strict):
+    """What both endpoints share."""
+
+    model: str
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: Annotated[
+        Annotated[list[str], Field(max_length=MAX_STOP_STRINGS)] | None,
+        BeforeValidator(_stop_list),
+        AfterValidator(_refuse_empty_stop),
+    ] = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+
+    return_token_ids: bool | None = None
+    return_routed_experts: Annotated[Any, one_of(None, False, True, "weights")] = None
+    routed_experts_start: Annotated[int, Field(ge=0)] | None = None
+    routed_experts_end: Annotated[int, Field(ge=1)] | None = None
+    cache_salt: Annotated[str, Field(min_length=1)] | None = None
+    ignore_eos: bool | None = None
+
+    n: _One = None
+    presence_penalty: _ZeroPenalty = None
+    frequency_penalty: _ZeroPenalty = None
+    logit_bias: Annotated[Any, one_of(None, {})] = None
+
+    @model_validator(mode="after")
+    def _fields_agree(self) -> "GenerationFields":
+        if self.stream_options is not None and not self.stream:
+            raise _at("stream_options", "is only allowed with stream true")
+        start, end = self.routed_experts_start, self.routed_experts_end
+        if not self.return_routed_experts:
+            if start is not None:
+                raise _at("routed_experts_start", "needs return_routed_experts")
+            if end is not None:
+                raise _at("routed_experts_end", "needs return_routed_experts")
+        if end is not None and end <= (start or 0):
+            raise _at("routed_experts_end", f"is {end}; it must be over the start, {start or 0}")
+        return self
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def requested_max_tokens(self) -> int | None:
+        return self.max_tokens
+
+
+class CompletionBody(GenerationFields):
+    """POST /v1/completions."""
+
+    prompt: Any
+    best_of: _One = None
+    echo: Annotated[Any, one_of(None, False)] = None
+    logprobs: _NullOnly = None
+    suffix: Annotated[Any, one_of(None, "")] = None
+
+
+# Chat messages
+
+
+class TextPart(_Strict):
+    type: Literal["text"]
+    text: str
+
+
+def _content_kind(value: object) -> str:
+    return "parts" if isinstance(value, list) else "text"
+
+
+Content = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[list[TextPart], Field(max_length=MAX_PARTS), Tag("parts")],
+    Discriminator(_content_kind),
+]
+
+
+class SystemMessage(_Strict):
+    role: Literal["system", "developer"]
+    content: Content
+    name: _NullOnly = None
+
+
+class UserMessage(_Strict):
+    role: Literal["user"]
+    content: Content
+    name: _NullOnly = None
+
+
+class FunctionCall(_Strict):
+    name: Annotated[str, Field(min_length=1)]
+    arguments: str
+
+    @model_validator(mode="after")
+    def _arguments_are_an_object(self) -> "FunctionCall":
+        self.parsed_arguments()
+        return self
+
+    def parsed_arguments(self) -> dict[str, Any]:
+        try:
+            value = json.loads(self.arguments)
+        except (ValueError, RecursionError):
+            value = None
+        if not isinstance(value, dict):
+            raise _at("arguments", f"is {safe_text(self.arguments)}; it must hold a JSON object")
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise _at("arguments", "holds a lone surrogate") from None
+        return value
+
+
+class ToolCall(_Strict):
+    id: str | None = None
+    type: Literal["function"]
+    function: FunctionCall
+
+
+class AssistantMessage(_Strict):
+    """An earlier answer. The null-only fields are those that clients send back as they got them."""
+
+    role: Literal["assistant"]
+    content: Content | None = None
+    tool_calls: list[ToolCall] | None = None
+    name: _NullOnly = None
+    refusal: _NullOnly = None
+    audio: _NullOnly = None
+    function_call: _NullOnly = None
+    annotations: _NullOrEmptyList = None
+
+
+class ToolMessage(_Strict):
+    role: Literal["tool"]
+    content: Content | None = None
+    tool_call_id: str | None = None
+    name: _NullOnly = None
+
+
+ChatMessage = Annotated[
+    SystemMessage | UserMessage | AssistantMessage | ToolMessage, Field(discriminator="role")
+]
+
+
+class ChatBody(GenerationFields):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: Annotated[Any, one_of(None, False)] = None
+    top_logprobs: _NullOnly = None
+    response_format: Annotated[Any, one_of(None, {"type": "text"})] = None
+    tools: _NullOrEmptyList = None
+    tool_choice: Annotated[Any, one_of(None, "none")] = None
+    parallel_tool_calls: _NullOnly = None
+    store: Annotated[Any, one_of(None, False)] = None
+    metadata: _NullOnly = None
+    service_tier: Annotated[Any, one_of(None, "auto", "default")] = None
+
+    @model_validator(mode="after")
+    def _one_limit(self) -> "ChatBody":
+        old, current = self.max_tokens, self.max_completion_tokens
+        if old is not None and current is not None and old != current:
+            raise _at("max_completion_tokens", f"is {current} and max_tokens is {old}; send one")
+        return self
+
+    @property
+    def requested_max_tokens(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+
+class EvictBody(_Strict):
+    """POST /admin/evict."""
+
+    part: Literal["kv", "routes", "all"]
+
+
+def content_text(content: str | list[TextPart] | None) -> str:
+    """Parts joined in order with a newline; absent and empty are the same."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    return PART_JOINER.join(part.text for part in content)
+
+
+def template_message(message: ChatMessage) -> dict[str, Any]:
+    """The message as a chat template sees it, tool-call arguments as objects."""
+    shown: dict[str, Any] = {"role": message.role, "content": content_text(message.content)}
+    if isinstance(message, AssistantMessage) and message.tool_calls:
+        shown["tool_calls"] = [_template_call(call) for call in message.tool_calls]
+    if isinstance(message, ToolMessage) and message.tool_call_id is not None:
+        shown["tool_call_id"] = message.tool_call_id
+    return shown
+
+
+def _template_call(call: ToolCall) -> dict[str, Any]:
+    function = {"name": call.function.name, "arguments": call.function.parsed_arguments()}
+    identity = {} if call.id is None else {"id": call.id}
+    return {**identity, "type": call.type, "function": function}
+
+
+# Validation and its messages
+
+B = TypeVar("B", bound=_Strict)
+
+
+def validate(model: type[B], body: dict[str, Any]) -> B:
+    """The typed body. Raises RequestError with the path of the first field that is wrong."""
+    for name in body:
+        if name not in model.model_fields:
+            field = field_path((name,))
+            raise RequestError(f"{field}: this field is not supported", field=field)
+    try:
+        return model.model_validate(body)
+    except ValidationError as error:
+        raise _request_error(error.errors(include_url=False)[0], body) from error
+
+
+def _at(field: str, text: str) -> PydanticCustomError:
+    """An error of a whole model that belongs to one of its fields."""
+    return PydanticCustomError("field", "{text}", {"text": text, "field": field})
+
+
+def _request_error(details: ErrorDetails, body: dict[str, Any]) -> RequestError:
+    location = details["loc"]
+    context = details.get("ctx", {})
+    if details["type"] == "field":
+        location = (*location, context["field"])
+    if details["type"] in ("union_tag_not_found", "union_tag_invalid"):
+        location = (*location, "role")
+    field = field_path(_real_path(location, body))
+    return RequestError(f"{field}: {_message(details)}", field=field)
+
+
+def _real_path(location: tuple[str | int, ...], body: Any) -> tuple[str | int, ...]:
+    """Location without the tags that pydantic adds for members of a union, which are not in the body."""
+    path: list[str | int] = []
+    value: Any = body
+    for index, part in enumerate(location):
+        is_last = index == len(location) - 1
+        if _holds(value, part):
+            value = value[part]
+        elif not (is_last and isinstance(value, dict)):
+            continue
+        path.append(part)
+    return tuple(path)
+
+
+def _holds(value: Any, part: str | int) -> bool:
+    if isinstance(value, list):
+        return isinstance(part, int)
+    return isinstance(value, dict) and part in value
+
+
+def _message(details: ErrorDetails) -> str:
+    kind, given = details["type"], safe_text(details["input"])
+    context = details.get("ctx", {})
+    if kind in ("missing", "union_tag_not_found"):
+        return "this field is required"
+    if kind == "extra_forbidden":
+        return "this field is not supported"
+    if kind == "literal_error":
+        return f"is {given}; supported: {context['expected']}"
+    if kind == "union_tag_invalid":
+        return (
+            f"{safe_text(context['tag'])} is not supported; supported: {context['expected_tags']}"
+        )
+    if kind in ("model_type", "model_attributes_type", "dict_type"):
+        return f"must be an object, got {given}"
+    if kind in ("unsupported", "field", "empty_stop"):
+        return details["msg"]
+    return f"{details['msg'][:1].lower()}{details['msg'][1:]}, got {given}"

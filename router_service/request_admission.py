@@ -1,0 +1,180 @@
+"""From a typed body to a request that the engine can take: model, prompt ids, sampling, lengths.
+
+What is refused here never reaches the engine. Long texts are tokenised on threads, so that the event loop of the
+server keeps serving health probes and other streams.
+"""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+from cluster.errors import RequestError, UnknownModelError
+from cluster.messages import SamplingParams
+from router_service.chat_template import ChatTemplate
+from router_service.openai_errors import ContextLengthError, safe_text
+from router_service.prompts import Prompt, TokenIdLimits, parse_prompts, prompt_too_long
+from router_service.protocol import ChatBody, CompletionBody, GenerationFields, template_message
+from router_service.routes_encoding import RouteSelection
+from router_service.sampling_defaults import SamplingDefaults
+from router_service.tokenizer import TextCodec
+
+_INLINE_CHARACTERS = 4096
+"""Texts up to here are tokenised on the event loop (below a millisecond or two)."""
+_DEFAULT_COMPLETION_TOKENS = 16
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class AdmittedRequest:
+    """Checked and tokenised. `sampling` has one entry per prompt, because max_tokens may depend on its length."""
+
+    prompts: list[list[int]]
+    sampling: list[SamplingParams]
+    stop: tuple[str, ...]
+    stream: bool
+    include_usage: bool
+    return_token_ids: bool
+    routes: RouteSelection | None
+    cache_salt: str | None
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """What admission knows of the model."""
+
+    name: str
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    defaults: SamplingDefaults
+    codec: TextCodec
+    chat_template: ChatTemplate | None
+
+
+class RequestAdmission:
+    """Stateless but for its two tokeniser threads."""
+
+    def __init__(self, model: ServedModel) -> None:
+        self._model = model
+        self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenizer")
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def completion(self, body: CompletionBody) -> AdmittedRequest:
+        """Raises RequestError, UnknownModelError, ContextLengthError."""
+        self._check_model(body)
+        model = self._model
+        prompts = parse_prompts(body.prompt, TokenIdLimits(model.vocab_size, model.max_model_len))
+        ids = [await self._prompt_ids(prompt) for prompt in prompts]
+        return self._admit(body, ids, field="prompt", default=_DEFAULT_COMPLETION_TOKENS)
+
+    async def chat(self, body: ChatBody) -> AdmittedRequest:
+        """Raises RequestError, UnknownModelError, ContextLengthError."""
+        self._check_model(body)
+        template = self._model.chat_template
+        if template is None:
+            raise RequestError("the model has no chat template; use /v1/completions")
+        messages = [template_message(message) for message in body.messages]
+        size = sum(len(message["content"]) for message in messages)
+        text = await self._run(size, lambda: template.render(messages))
+        self._check_characters(text, field="messages")
+        ids = await self._encode(text, add_special_tokens=False)
+        if not ids:
+            raise RequestError("the messages make an empty prompt", field="messages")
+        return self._admit(body, [ids], field="messages", default=None)
+
+    def _check_model(self, body: GenerationFields) -> None:
+        if body.model != self._model.name:
+            raise unknown_model(body.model, self._model.name)
+
+    async def _prompt_ids(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, list):
+            return prompt
+        self._check_characters(prompt, field="prompt")
+        return await self._encode(prompt, add_special_tokens=True)
+
+    async def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        codec = self._model.codec
+        return await self._run(
+            len(text), lambda: codec.encode(text, add_special_tokens=add_special_tokens)
+        )
+
+    async def _run(self, num_characters: int, work: Callable[[], T]) -> T:
+        if num_characters <= _INLINE_CHARACTERS:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def _check_characters(self, text: str, *, field: str) -> None:
+        """Refuses a text whose length alone proves that it does not fit, before any work is done for it."""
+        per_token = self._model.codec.max_characters_per_token
+        limit = self._model.max_model_len
+        if per_token is not None and len(text) > per_token * limit:
+            size = f"{len(text)} characters (over {len(text) // per_token} tokens)"
+            raise prompt_too_long(size, limit, field=field)
+
+    def _admit(
+        self, body: GenerationFields, prompts: list[list[int]], *, field: str, default: int | None
+    ) -> AdmittedRequest:
+        sampling = [self._sampling(body, len(ids), field, default) for ids in prompts]
+        return AdmittedRequest(
+            prompts=prompts,
+            sampling=sampling,
+            stop=tuple(body.stop or ()),
+            stream=bool(body.stream),
+            include_usage=body.include_usage,
+            return_token_ids=bool(body.return_token_ids),
+            routes=_route_selection(body),
+            cache_salt=body.cache_salt,
+        )
+
+    def _sampling(
+        self, body: GenerationFields, num_prompt_tokens: int, field: str, default: int | None
+    ) -> SamplingParams:
+        defaults = self._model.defaults
+        return SamplingParams(
+            max_tokens=self._max_tokens(
+                body.requested_max_tokens, num_prompt_tokens, field, default
+            ),
+            temperature=defaults.temperature if body.temperature is None else body.temperature,
+            top_p=defaults.top_p if body.top_p is None else body.top_p,
+            seed=body.seed,
+            stop_token_ids=() if body.ignore_eos else self._model.eos_token_ids,
+        )
+
+    def _max_tokens(
+        self, requested: int | None, num_prompt_tokens: int, field: str, default: int | None
+    ) -> int:
+        limit = self._model.max_model_len
+        room = limit - num_prompt_tokens
+        if room < 1:
+            raise prompt_too_long(f"{num_prompt_tokens} tokens", limit, field=field)
+        if requested is None:
+            return room if default is None else min(default, room)
+        if requested > room:
+            raise ContextLengthError(
+                f"max_tokens: {num_prompt_tokens} prompt tokens and max_tokens "
+                f"{safe_text(requested)} do not fit the context length of {limit} tokens; "
+                f"ask for at most {room}",
+                field="max_tokens",
+            )
+        return requested
+
+
+def unknown_model(name: str, served: str) -> UnknownModelError:
+    return UnknownModelError(
+        f"model {safe_text(name)} does not exist; served: {served}", field="model"
+    )
+
+
+def _route_selection(body: GenerationFields) -> RouteSelection | None:
+    if not body.return_routed_experts:
+        return None
+    return RouteSelection(
+        weights=body.return_routed_experts == "weights",
+        start=body.routed_experts_start or 0,
+        end=body.routed_experts_end,
+    )

@@ -1,0 +1,50 @@
+"""Expert routes in a JSON answer: base64 of a .npy file, so that `numpy.load` reads dtype and shape."""
+
+import base64
+import io
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class RouteSelection:
+    """Which routes a request asked for. `end` None: to the last token that was an input."""
+
+    weights: bool
+    start: int
+    end: int | None
+
+
+@dataclass(frozen=True)
+class EncodedRoutes:
+    """base64 .npy of [end − start, MoE layers, experts per token]; `weights` is None unless asked for."""
+
+    topk_ids: str
+    topk_weights: str | None
+    start: int
+    end: int
+
+
+def encode_routes(
+    topk_ids: np.ndarray, topk_weights: np.ndarray, selection: RouteSelection, num_tokens: int
+) -> EncodedRoutes:
+    """The selected part of the routes of a request.
+
+    topk_ids, topk_weights: [at least num_tokens, L, K] uint8 or uint16, and float32, from position 0.
+    num_tokens: positions that were an input; a selection that reaches beyond is cut there.
+    """
+    end = num_tokens if selection.end is None else min(selection.end, num_tokens)
+    start = min(selection.start, end)
+    return EncodedRoutes(
+        topk_ids=_npy_base64(topk_ids[start:end]),
+        topk_weights=_npy_base64(topk_weights[start:end]) if selection.weights else None,
+        start=start,
+        end=end,
+    )
+
+
+def _npy_base64(array: np.ndarray) -> str:
+    buffer = io.BytesIO()
+    np.save(buffer, array, allow_pickle=False)
+    return base64.b64encode(buffer.getbuffer()).decode("ascii")

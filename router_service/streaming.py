@@ -1,0 +1,104 @@
+"""Server-sent events, and work that ends when its client leaves. No knowledge of the API's bodies."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from cluster.errors import PointsmanError
+from cluster.log import logger
+from router_service.openai_errors import error_body, error_response
+
+T = TypeVar("T")
+_log = logger("http")
+
+DONE = b"data: [DONE]\n\n"
+_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class ClientLeft(Exception):
+    """The connection is gone; there is nobody to answer."""
+
+
+def event(body: object) -> bytes:
+    """One server-sent event."""
+    return b"data: " + msgspec.json.encode(body) + b"\n\n"
+
+
+async def unless_client_leaves(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which is cancelled as soon as the client disconnects.
+
+    The body must have been read before: every message but the disconnect is dropped. Raises ClientLeft, and whatever
+    `work` raises.
+    """
+    task = asyncio.create_task(work)
+    watch = asyncio.create_task(_disconnect(receive))
+    try:
+        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientLeft
+    finally:
+        await _cancel(watch)
+        await _cancel(task)
+
+
+class EventStream(Response):
+    """A stream. The 200 is sent with the first event, so that a failure before it is a plain error answer.
+
+    A failure after it is one event with the error, and the stream closes without [DONE].
+    """
+
+    def __init__(self, events: Callable[[], AsyncGenerator[bytes, None]]) -> None:
+        super().__init__()
+        self._events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await unless_client_leaves(receive, self._run(scope, receive, send))
+        except ClientLeft:
+            return
+
+    async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+        async with aclosing(self._events()) as events:
+            try:
+                async for body in events:
+                    if not started:
+                        await send(
+                            {"type": "http.response.start", "status": 200, "headers": _HEADERS}
+                        )
+                        started = True
+                    await send({"type": "http.response.body", "body": body, "more_body": True})
+            except PointsmanError as error:
+                if not started:
+                    await error_response(error)(scope, receive, send)
+                    return
+                _log.warning("stream ended with an error: %s", ascii(str(error)))
+                await send(_part(event(error_body(error))))
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _part(body: bytes) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": body, "more_body": True}
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _cancel(task: "asyncio.Task[Any]") -> None:
+    """Waits until the task has let go of what it holds."""
+    task.cancel()
+    await asyncio.wait({task})
+    if not task.cancelled():
+        task.exception()  # seen: it was raised by task.result(), or nobody is left to hear it

@@ -1,0 +1,65 @@
+"""Text to token ids and the table back. No event loop, no limits of a request: see `request_admission.py`.
+
+Only `tokenizers` and jinja2 are used, so that an HTTP server starts in a fraction of a second.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from cluster.errors import CheckpointError
+from router_service.detokenizer import Detokenizer, token_bytes
+
+
+class TextCodec:
+    """A checkpoint's byte-level BPE tokenizer. Immutable; encoding releases the GIL and may run in any thread."""
+
+    def __init__(self, model_dir: Path) -> None:
+        """Raises CheckpointError: no tokenizer.json, or one that is not byte-level BPE."""
+        file = model_dir / "tokenizer.json"
+        try:
+            self._tokenizer = Tokenizer.from_file(str(file))
+        except Exception as error:  # tokenizers raises plain Exception
+            raise CheckpointError(f"{file}: {error}") from error
+        description = json.loads(self._tokenizer.to_str())
+        decoder = (description.get("decoder") or {}).get("type")
+        if decoder != "ByteLevel":
+            raise CheckpointError(
+                f"{file}: decoder {decoder!r} is not served; supported: ByteLevel"
+            )
+        self._bytes_of_token = _byte_table(self._tokenizer)
+        self.max_characters_per_token = _max_characters_per_token(self._tokenizer, description)
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids. Special tokens written in the text are recognised. `text` must be encodable as UTF-8."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def detokenizer(self) -> Detokenizer:
+        return Detokenizer(self._bytes_of_token)
+
+
+def _byte_table(tokenizer: Tokenizer) -> Mapping[int, bytes]:
+    """Bytes by id; special tokens are left out, so that they leave no text."""
+    added = tokenizer.get_added_tokens_decoder()
+    special = {token_id for token_id, token in added.items() if token.special}
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    return {
+        token_id: token_bytes(entry)
+        for entry, token_id in vocabulary.items()
+        if token_id not in special
+    }
+
+
+def _max_characters_per_token(tokenizer: Tokenizer, description: dict[str, object]) -> int | None:
+    """The most characters of a text that one token can stand for; None where that has no bound.
+
+    A byte-level entry has one character per byte and a character has at least one byte. A normalizer can shorten the
+    text and an added token can swallow the spaces around it.
+    """
+    added = tokenizer.get_added_tokens_decoder().values()
+    if description.get("normalizer") is not None or any(t.lstrip or t.rstrip for t in added):
+        return None
+    return max(len(entry) for entry in tokenizer.get_vocab(with_added_tokens=True))

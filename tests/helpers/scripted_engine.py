@@ -1,0 +1,210 @@
+"""An engine that says what a test told it to, behind a real ZeroMQ ROUTER on a thread of its own.
+
+It keeps the contract of the real one: one delta per step, end at a stop id or at max_tokens, cut by Finish, quiet after
+Abort, routes from position 0.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+import numpy as np
+
+from cluster.channel import RouterSocket
+from cluster.errors import CellError
+from cluster.messages import (
+    Abort,
+    CellStatus,
+    Completion,
+    EvictCommand,
+    EvictReport,
+    Finish,
+    MetricsQuery,
+    MetricsText,
+    OutputBatch,
+    OutputDelta,
+    Refused,
+    StatusQuery,
+    Submit,
+    ToEngine,
+    ToHttpServer,
+)
+from cluster.types import FinishReason
+from cluster.wire import Decoder, encode
+
+NUM_MOE_LAYERS, NUM_EXPERTS_PER_TOK = 2, 4
+
+
+@dataclass
+class _Active:
+    peer: bytes
+    submit: Submit
+    num_sent: int = 0
+
+
+@dataclass
+class ScriptedEngine:
+    """token_ids: what every request generates, again and again until its end.
+
+    answers: token ids for prompts that have their own; keys are prompts as tuples.
+    step_seconds: time between two steps. held: while true nothing advances, as if all were queued.
+    """
+
+    token_ids: Sequence[int] = (70, 71, 72)
+    answers: dict[tuple[int, ...], Sequence[int]] = field(default_factory=dict)
+    tokens_per_step: int = 1
+    step_seconds: float = 0.0
+    held: bool = False
+    deaf: bool = False
+    """Takes messages and answers nothing."""
+    ready: bool = True
+    refuse_as: str | None = None
+    error_after: int | None = None
+    """Ends each request with an error after this many tokens."""
+    cached_tokens: int = 0
+    replayed_tokens: int = 0
+    submits: list[Submit] = field(default_factory=list)
+    aborts: list[str] = field(default_factory=list)
+    finishes: list[Finish] = field(default_factory=list)
+    num_status_queries: int = 0
+
+    def __enter__(self) -> Self:
+        self._socket = RouterSocket()
+        self.endpoint = self._socket.bind("127.0.0.1")
+        self._decoder: Decoder[ToEngine] = Decoder(ToEngine)
+        self._active: dict[str, _Active] = {}
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="scripted-engine")
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping = True
+        self._thread.join(timeout=10)
+        self._socket.close()
+
+    @property
+    def num_active(self) -> int:
+        return len(self._active)
+
+    def _run(self) -> None:
+        while not self._stopping:
+            moving = bool(self._active) and not self.held
+            received = self._socket.receive(self.step_seconds if moving else 0.02)
+            if received is not None:
+                self._handle(*received)
+            elif moving:
+                self._step()
+
+    def _handle(self, peer: bytes, frame: bytes) -> None:
+        message = self._decoder.decode(frame)
+        match message:
+            case Submit():
+                self._submit(peer, message)
+            case Abort(request_id):
+                self.aborts.append(request_id)
+                self._active.pop(request_id, None)
+            case Finish(request_id, num_output_tokens):
+                self.finishes.append(message)
+                active = self._active.get(request_id)
+                if active is not None:
+                    self._end(active, [], "stop", num_output_tokens)
+            case StatusQuery(query_id):
+                self.num_status_queries += 1
+                self._send(peer, self._status(query_id))
+            case MetricsQuery(query_id):
+                self._send(peer, MetricsText(query_id, b"pointsman_steps_total 7\n"))
+            case EvictCommand(query_id, part):
+                self._send(peer, EvictReport(query_id, part, nodes=3, bytes=4096, kept_leased=1))
+
+    def _submit(self, peer: bytes, submit: Submit) -> None:
+        self.submits.append(submit)
+        if self.refuse_as is not None:
+            self._send(peer, Refused(submit.request_id, self.refuse_as, "the queue is full"))
+            return
+        self._active[submit.request_id] = _Active(peer, submit)
+
+    def _step(self) -> None:
+        for active in list(self._active.values()):
+            self._advance(active)
+
+    def _advance(self, active: _Active) -> None:
+        submit, sampling = active.submit, active.submit.sampling
+        script = self.answers.get(tuple(submit.prompt_token_ids.tolist()), self.token_ids)
+        new: list[int] = []
+        for _ in range(self.tokens_per_step):
+            if self.error_after is not None and active.num_sent >= self.error_after:
+                self._end(active, new, "error", active.num_sent)
+                return
+            new.append(script[active.num_sent % len(script)])
+            active.num_sent += 1
+            if new[-1] in sampling.stop_token_ids or active.num_sent == sampling.max_tokens:
+                reason: FinishReason = "stop" if new[-1] in sampling.stop_token_ids else "length"
+                self._end(active, new, reason, active.num_sent)
+                return
+        self._send_delta(active, OutputDelta(submit.request_id, new, None))
+
+    def _end(
+        self, active: _Active, new: list[int], reason: FinishReason, num_output_tokens: int
+    ) -> None:
+        submit = active.submit
+        ids, weights = (None, None)
+        if submit.return_routes:
+            ids, weights = scripted_routes(len(submit.prompt_token_ids) + num_output_tokens - 1)
+        completion = Completion(
+            finish_reason=reason,
+            error="router logits are not finite" if reason == "error" else None,
+            num_output_tokens=num_output_tokens,
+            cached_tokens=self.cached_tokens,
+            replayed_tokens=self.replayed_tokens,
+            topk_ids=ids,
+            topk_weights=weights,
+        )
+        del self._active[submit.request_id]
+        self._send_delta(active, OutputDelta(submit.request_id, new, completion))
+
+    def _send_delta(self, active: _Active, delta: OutputDelta) -> None:
+        self._send(active.peer, OutputBatch([delta]))
+
+    def _send(self, peer: bytes, message: ToHttpServer) -> None:
+        if self.deaf:
+            return
+        try:
+            self._socket.send(peer, encode(message))
+        except CellError:
+            self._active = {k: a for k, a in self._active.items() if a.peer != peer}
+
+    def _status(self, query_id: int) -> CellStatus:
+        return CellStatus(
+            query_id=query_id,
+            ready=self.ready,
+            reason="" if self.ready else "rank 2 is lost",
+            ep_size=4,
+            placement_epoch=0,
+            dispatch="negotiated",
+            num_waiting=0,
+            num_running=len(self._active),
+            kv_blocks_free=[8] * 4,
+            kv_blocks_used=[0] * 4,
+            kv_blocks_leased=0,
+            store_nodes=0,
+            store_bytes={"kv": 0, "routes": 0},
+            steps_total=7,
+        )
+
+
+def scripted_routes(num_tokens: int) -> tuple[np.ndarray, np.ndarray]:
+    """[num_tokens, L, K] uint8 ids and float32 weights, different at each position."""
+    shape = (num_tokens, NUM_MOE_LAYERS, NUM_EXPERTS_PER_TOK)
+    numbers = np.arange(int(np.prod(shape))).reshape(shape)
+    return (numbers % 251).astype(np.uint8), (numbers / 7).astype(np.float32)
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    """Returns once the condition holds; fails the test after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true in time"
+        time.sleep(0.01)
