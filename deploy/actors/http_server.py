@@ -1,0 +1,45 @@
+"""The Ray actor `HttpServer`: tokenises, validates, streams. Knows the engine by its endpoint only."""
+
+from importlib.metadata import version
+
+from cluster.config import Config
+from cluster.log import configure_logging
+from deploy.api_key import read_api_key
+from deploy.cell_plan import CellPlan
+from router_service.http_server import HttpServer as HttpService
+from router_service.http_server import HttpServerOptions
+
+
+class HttpServer:
+    """`run` occupies one thread of the actor until `stop`."""
+
+    def __init__(self, config: Config, plan: CellPlan, engine_endpoint: str) -> None:
+        configure_logging()
+        self._service = HttpService(
+            HttpServerOptions(
+                model_dir=plan.model_dir,
+                served_model_name=plan.served_model_name,
+                max_model_len=plan.max_model_len,
+                vocab_size=plan.spec.vocab_size,
+                eos_token_ids=plan.spec.eos_token_ids,
+                engine_endpoint=engine_endpoint,
+                host=config.http.host,
+                port=config.http.port,
+                admin_host=config.http.admin_host,
+                admin_port=config.http.admin_port,
+                max_body_bytes=config.http.max_body_bytes,
+                version=version("pointsman"),
+                api_key=read_api_key(config.http.api_key_file),
+            )
+        )
+
+    def start(self) -> tuple[int, int]:
+        """The bound port and admin port."""
+        ports = self._service.start()
+        return ports.port, ports.admin_port
+
+    def run(self) -> None:
+        self._service.wait()
+
+    def stop(self, seconds: float) -> None:
+        self._service.stop(seconds)

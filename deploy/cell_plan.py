@@ -1,0 +1,40 @@
+"""What a cell will be: every value that one of its processes needs, settled before any is started. No torch here."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from cluster.model_spec import ComputeDtype, ModelSpec
+from cluster.types import DispatchMode, ExchangeKind
+
+
+@dataclass(frozen=True)
+class CellPlan:
+    """Every value that a process of the cell needs, settled and checked."""
+
+    model_dir: Path
+    served_model_name: str
+    spec: ModelSpec
+    dtype: ComputeDtype
+    ep_size: int
+    dispatch: DispatchMode
+    exchange: ExchangeKind
+    uses_gpus: bool
+    deterministic: bool
+    block_size: int
+    num_kv_blocks: int
+    max_model_len: int
+    route_budget_bytes: int
+    checkpoint_bytes: int
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        return self.spec.kv_bytes_per_token(self.dtype)
+
+    @property
+    def kv_bytes_per_block(self) -> int:
+        return self.block_size * self.kv_bytes_per_token
+
+    @property
+    def num_kv_tokens(self) -> int:
+        """Per rank."""
+        return self.num_kv_blocks * self.block_size

@@ -1,0 +1,36 @@
+import pytest
+
+from cluster.channel import DealerSocket, PullSocket, PushSocket, RouterSocket
+from cluster.errors import CellError
+
+
+def test_frames_reach_the_named_peer_and_come_back_in_order() -> None:
+    with RouterSocket() as router, DealerSocket("rank-3") as dealer:
+        dealer.connect(router.bind("127.0.0.1"))
+        for number in range(3):
+            dealer.send(bytes([number]))
+        received = [router.receive(5.0) for _ in range(3)]
+        assert received == [(b"rank-3", bytes([n])) for n in range(3)]
+        router.send(b"rank-3", b"answer")
+        assert dealer.receive(5.0) == b"answer"
+
+
+def test_a_wait_ends_with_its_timeout() -> None:
+    with RouterSocket() as router, PullSocket() as pull:
+        router.bind("127.0.0.1")
+        pull.bind("127.0.0.1")
+        assert router.receive(0.01) is None
+        assert pull.receive(0.01) is None
+
+
+def test_sending_to_a_peer_that_never_connected_names_it() -> None:
+    with RouterSocket() as router, pytest.raises(CellError, match="rank-9"):
+        router.send(b"rank-9", b"x")
+
+
+def test_pushed_frames_arrive_in_order() -> None:
+    with PullSocket() as pull, PushSocket() as push:
+        push.connect(pull.bind("127.0.0.1"))
+        for number in range(5):
+            push.send(bytes([number]))
+        assert [pull.receive(5.0) for _ in range(5)] == [bytes([n]) for n in range(5)]
