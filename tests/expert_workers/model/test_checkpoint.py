@@ -1,0 +1,143 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cluster.errors import CheckpointError
+from cluster.model_spec import read_model_spec
+from expert_workers.model.checkpoint import INDEX_FILE, SINGLE_FILE, check_checkpoint
+from tests.helpers.tiny_checkpoints import (
+    DEMO_MODEL_DIR,
+    CheckpointForm,
+    write_json,
+    write_tiny_checkpoint,
+)
+
+GATE = "model.layers.1.mlp.gate.weight"
+
+
+def write_checkpoint(model_dir: Path, **form: Any) -> Path:
+    return write_tiny_checkpoint(model_dir, seed=1, form=CheckpointForm(**form))
+
+
+def check(model_dir: Path) -> dict[str, Any]:
+    return check_checkpoint(model_dir, read_model_spec(model_dir))
+
+
+def rewrite_header(file: Path, name: str, **changes: Any) -> None:
+    """Changes one tensor's entry; the data stay where they are."""
+    content = file.read_bytes()
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:end])
+    header[name] |= changes
+    packed = json.dumps(header).encode()
+    file.write_bytes(len(packed).to_bytes(8, "little") + packed + content[end:])
+
+
+def test_every_tensor_of_the_demo_model_is_found() -> None:
+    entries = check(DEMO_MODEL_DIR)
+    assert sum(entry.num_bytes for entry in entries.values()) > 14_000_000
+
+
+def test_shards_hold_the_same_tensors_as_one_file(tmp_path: Path) -> None:
+    whole = check(write_checkpoint(tmp_path / "whole"))
+    sharded = check(write_checkpoint(tmp_path / "sharded", num_shards=3))
+    assert {n: e.shape for n, e in sharded.items()} == {n: e.shape for n, e in whole.items()}
+    assert len({entry.file.name for entry in sharded.values()}) == 3
+
+
+def test_tensors_of_prediction_layers_are_skipped(tmp_path: Path) -> None:
+    extra = {"model.layers.3.eh_proj.weight": torch.zeros(4, 4)}
+    assert not extra.keys() & check(write_checkpoint(tmp_path, extra_tensors=extra)).keys()
+
+
+def test_wrong_shape_names_file_tensor_and_both_shapes(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path)
+    rewrite_header(tmp_path / SINGLE_FILE, GATE, shape=[64, 16])
+    expected = rf"{SINGLE_FILE}: tensor {GATE} has shape \[64, 16\], expected \[16, 64\]"
+    with pytest.raises(CheckpointError, match=expected):
+        check(tmp_path)
+
+
+def test_unsupported_dtype_names_file_tensor_and_what_is_supported(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path)
+    rewrite_header(tmp_path / SINGLE_FILE, GATE, dtype="F8_E4M3")
+    with pytest.raises(
+        CheckpointError, match=rf"{GATE} has dtype F8_E4M3, supported: BF16, F16, F32"
+    ):
+        check(tmp_path)
+
+
+def test_missing_tensor_is_named_with_its_shape(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    write_json(tmp_path / "config.json", config | {"attention_bias": True})
+    with pytest.raises(
+        CheckpointError, match=r"layers\.0\.self_attn\.q_a_proj\.bias \[32\] is missing"
+    ):
+        check(tmp_path)
+
+
+def test_missing_shard_is_named(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, num_shards=3)
+    (tmp_path / "model-00002-of-00003.safetensors").unlink()
+    with pytest.raises(
+        CheckpointError, match=r"shard model-00002-of-00003\.safetensors is missing"
+    ):
+        check(tmp_path)
+
+
+def test_tensor_that_only_the_index_knows_is_named(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, num_shards=2)
+    index = json.loads((tmp_path / INDEX_FILE).read_text())
+    index["weight_map"]["model.ghost"] = "model-00001-of-00002.safetensors"
+    write_json(tmp_path / INDEX_FILE, index)
+    with pytest.raises(CheckpointError, match=r"model\.ghost is missing, the index promises it"):
+        check(tmp_path)
+
+
+def test_index_may_not_point_out_of_the_directory(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path)
+    write_json(tmp_path / INDEX_FILE, {"weight_map": {GATE: "../model.safetensors"}})
+    with pytest.raises(CheckpointError, match="not a plain file name"):
+        check(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"weight_map": 3}'])
+def test_unreadable_index_is_one_clear_error(tmp_path: Path, text: str) -> None:
+    write_checkpoint(tmp_path)
+    (tmp_path / INDEX_FILE).write_text(text)
+    with pytest.raises(CheckpointError, match=INDEX_FILE):
+        check(tmp_path)
+
+
+@pytest.mark.parametrize("num_bytes", [0, 5, 300, 200_000])
+def test_file_cut_short_is_named(tmp_path: Path, num_bytes: int) -> None:
+    file = write_checkpoint(tmp_path) / SINGLE_FILE
+    file.write_bytes(file.read_bytes()[:num_bytes])
+    with pytest.raises(CheckpointError, match=rf"{SINGLE_FILE}: not a whole safetensors file"):
+        check(tmp_path)
+
+
+def test_pickled_weights_are_refused(tmp_path: Path) -> None:
+    (write_checkpoint(tmp_path) / SINGLE_FILE).rename(tmp_path / "pytorch_model.bin")
+    with pytest.raises(
+        CheckpointError, match=r"pytorch_model\.bin: pickled weights are not loaded"
+    ):
+        check(tmp_path)
+
+
+def test_directory_without_weights_says_what_it_needs(tmp_path: Path) -> None:
+    (write_checkpoint(tmp_path) / SINGLE_FILE).unlink()
+    with pytest.raises(CheckpointError, match="holds neither"):
+        check(tmp_path)
+
+
+def test_checking_does_not_import_torch() -> None:
+    code = "import sys, expert_workers.model.checkpoint; sys.exit('torch' in sys.modules)"
+    root = DEMO_MODEL_DIR.parents[1]
+    assert subprocess.run([sys.executable, "-c", code], cwd=root, check=False).returncode == 0
