@@ -3,8 +3,6 @@
 Ties tree, pools and eviction together. Single writer: the engine. Time is a counter of uses, never a clock.
 """
 
-from functools import partial
-
 import numpy as np
 import numpy.typing as npt
 
@@ -13,7 +11,7 @@ from cluster.prefix_match import Eviction, PrefixMatch, Publication, PublishOutc
 from cluster.routes import ExpertRoutes, RouteShape
 from cluster.types import BlockId, EvictTarget, Namespace, Rank
 from prefix_store.block_pool import BlockPool
-from prefix_store.eviction import LruQueue, kv_eviction_stamp, route_eviction_stamp
+from prefix_store.evictor import Evictor
 from prefix_store.invariants import InvariantCheck
 from prefix_store.lease import Lease
 from prefix_store.offer import Offer
@@ -59,12 +57,9 @@ class PrefixStore:
         self._tree = RadixTree()
         self._pools = [BlockPool(rank, num_kv_blocks) for rank in ranks]
         self._account = SizeAccount(num_ranks)
-        self._kv_queues = [LruQueue(partial(kv_eviction_stamp, rank=rank)) for rank in ranks]
-        self._route_queue = LruQueue(route_eviction_stamp)
+        self._evictor = Evictor(self._tree, self._pools, self._account)
         self._leases: set[Lease] = set()
         self._now = 0
-        self._kv_blocks_evicted = 0
-        self._route_blocks_evicted = 0
 
     def match(self, namespace: Namespace, token_ids: TokenIds) -> PrefixMatch:
         """How many tokens of full blocks have KV (per rank) and routes. Does not mutate."""
@@ -109,7 +104,7 @@ class PrefixStore:
         for node in unleased:
             self._account.node_unleased(node.payload)
         for node in unleased:
-            self._offer_to_queues(node)
+            self._evictor.offer(node)
         self._tree.drop_if_empty(lease.namespace)
 
     def kv_block_ids(self, lease: Lease, rank: Rank, num_tokens: int) -> list[BlockId]:
@@ -198,12 +193,8 @@ class PrefixStore:
             raise StoreError(f"{num_blocks} blocks asked for")
         if num_blocks > self.num_allocatable(rank):
             return None
-        pool = self._pools[rank]
-        while pool.num_free < num_blocks:
-            node = self._kv_queues[rank].oldest()
-            assert node is not None
-            self._evict_kv(node, rank, num_blocks - pool.num_free)
-        return pool.allocate(num_blocks)
+        self._evictor.evict_oldest_kv(rank, num_blocks - self._pools[rank].num_free)
+        return self._pools[rank].allocate(num_blocks)
 
     def free(self, rank: Rank, block_ids: list[BlockId]) -> None:
         """A request's blocks go back. Raises StoreError, and changes nothing, if one is free or the tree's."""
@@ -226,10 +217,10 @@ class PrefixStore:
                 continue
             nodes += 1
             for rank in list(node.payload.kv):
-                num_kv_blocks = self._evict_kv(node, rank, len(node.keys))
+                num_kv_blocks = self._evictor.evict_kv(node, rank, len(node.keys))
                 num_bytes += num_kv_blocks * self._kv_bytes_per_block
             if part != "kv":
-                num_route_blocks = self._evict_routes(node, len(node.keys))
+                num_route_blocks = self._evictor.evict_routes(node, len(node.keys))
                 num_bytes += num_route_blocks * self._route_block_bytes
         return Eviction(part, nodes, num_bytes, kept_leased)
 
@@ -243,8 +234,8 @@ class PrefixStore:
             kv_blocks_leased=sum(part.leased for part in kv),
             kv_bytes=sum(part.stored for part in kv) * self._kv_bytes_per_block,
             route_bytes=self._route_bytes,
-            kv_blocks_evicted=self._kv_blocks_evicted,
-            route_blocks_evicted=self._route_blocks_evicted,
+            kv_blocks_evicted=self._evictor.kv_blocks_evicted,
+            route_blocks_evicted=self._evictor.route_blocks_evicted,
         )
 
     def check_invariants(self) -> None:
@@ -258,7 +249,7 @@ class PrefixStore:
         )
         check.ownership(self._pools)
         check.accounts(self._account, self._pools)
-        check.queues(self._kv_queues, self._route_queue)
+        check.queues(self._evictor.kv_queues, self._evictor.route_queue)
         check.require(self._route_bytes <= self._route_budget_bytes, "over the route budget")
 
     @property
@@ -357,8 +348,9 @@ class PrefixStore:
     def _add_blocks(self, lease: Lease, offer: Offer, start: int) -> list[PublishOutcome]:
         """Offered blocks from `start` on, which the tree does not have, as long as their routes find room."""
         outcomes: list[PublishOutcome] = []
+        max_before = self._route_budget_bytes // self._route_block_bytes - 1
         for offset in range(start, offer.num_blocks):
-            if not self._make_route_room():
+            if not self._evictor.make_route_room(max_before):
                 break
             record = immutable_copy(offer.routes[offset])
             self._append(lease, offer.keys[offer.first_block + offset], record)
@@ -391,67 +383,10 @@ class PrefixStore:
         self._pools[rank].give_to_tree(block_id)
         self._account.kv[rank].leased += 1
 
-    def _make_route_room(self) -> bool:
-        """Room for one more block of routes, evicting those used longest ago; False if all are leased or under KV."""
-        while self._route_bytes + self._route_block_bytes > self._route_budget_bytes:
-            leaf = self._route_queue.oldest()
-            if leaf is None:
-                return False
-            self._evict_routes(leaf, 1)
-        return True
-
-    # Eviction
-
-    def _offer_to_queues(self, node: RadixNode) -> None:
-        for rank in node.payload.kv:
-            self._kv_queues[rank].offer(node)
-        self._route_queue.offer(node)
-
-    def _evict_kv(self, node: RadixNode, rank: Rank, num_blocks: int) -> int:
-        """Up to so many KV blocks from the node's end. Returns how many."""
-        payload, parent = node.payload, node.parent
-        assert parent is not None
-        had_kv_everywhere = payload.num_blocks_with_kv == len(payload.routes)
-        block_ids = payload.kv[rank]
-        evicted = block_ids[max(len(block_ids) - num_blocks, 0) :]
-        del block_ids[len(block_ids) - len(evicted) :]
-        self._pools[rank].reclaim(evicted)
-        self._account.kv[rank].unleased -= len(evicted)
-        self._kv_blocks_evicted += len(evicted)
-        if not block_ids:
-            del payload.kv[rank], payload.kv_stamps[rank]
-            parent.num_kv_children[rank] -= 1
-            if parent.num_kv_children[rank] == 0:
-                del parent.num_kv_children[rank]
-                self._kv_queues[rank].offer(parent)
-        if had_kv_everywhere:
-            self._route_queue.offer(node)
-        return len(evicted)
-
-    def _evict_routes(self, leaf: RadixNode, num_blocks: int) -> int:
-        """Up to so many blocks without KV from the leaf's end, and the leaf if none are left. Returns how many."""
-        payload, parent = leaf.payload, leaf.parent
-        assert parent is not None
-        count = min(num_blocks, len(payload.routes) - payload.num_blocks_with_kv)
-        del payload.routes[len(payload.routes) - count :]
-        self._tree.remove_tail(leaf, count)
-        self._account.routes.unleased -= count
-        self._route_blocks_evicted += count
-        if not leaf.keys:
-            self._route_queue.offer(parent)
-            self._tree.drop_if_empty(leaf.namespace)
-        return count
-
 
 def _num_kv_blocks(path: list[MatchedNode], rank: Rank) -> int:
-    """KV blocks of this rank at the start of a matched path."""
-    total = 0
-    for node, num_blocks in path:
-        held = min(node.payload.num_kv_blocks(rank), num_blocks)
-        total += held
-        if held < len(node.keys):
-            break
-    return total
+    """KV blocks of this rank at the start of a matched path; below a gap there are none."""
+    return sum(min(node.payload.num_kv_blocks(rank), num_blocks) for node, num_blocks in path)
 
 
 def _private(num_blocks: int) -> tuple[PublishOutcome, ...]:

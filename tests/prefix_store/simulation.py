@@ -106,8 +106,10 @@ class Simulation:
         naive_lease = self.naive.acquire(namespace, token_ids[:num_tokens])
         self._check_routes(lease, token_ids)
         num_kv = self._cut(min(num_tokens, match.num_kv_tokens[rank]))
-        block_ids = self.store.kv_block_ids(lease, rank, num_kv)
-        naive_lease.ranks.add(rank)
+        block_ids: list[BlockId] = []
+        if num_kv:
+            block_ids = self.store.kv_block_ids(lease, rank, num_kv)
+            naive_lease.ranks.add(rank)
         routes = self._check_kv(namespace, token_ids, rank, block_ids)
         self.requests.append(
             SimulatedRequest(namespace, token_ids, rank, lease, naive_lease, routes, len(routes))

@@ -1,0 +1,90 @@
+"""Takes blocks out of the tree, oldest first, and keeps pools, account and queues in step with it."""
+
+from functools import partial
+
+from cluster.types import Rank
+from prefix_store.block_pool import BlockPool
+from prefix_store.eviction import LruQueue, kv_eviction_stamp, route_eviction_stamp
+from prefix_store.radix_tree import RadixNode, RadixTree
+from prefix_store.size_account import SizeAccount
+
+
+class Evictor:
+    """Owner of the queues of candidates. Only unleased nodes are given to it.
+
+    A node is offered whenever it may have become a candidate: its last lease ended, its KV left routes uncovered, or
+    its last child, or last child with KV on a rank, went.
+    """
+
+    def __init__(self, tree: RadixTree, pools: list[BlockPool], account: SizeAccount) -> None:
+        self._tree = tree
+        self._pools = pools
+        self._account = account
+        ranks = [Rank(rank) for rank in range(len(pools))]
+        self.kv_queues = [LruQueue(partial(kv_eviction_stamp, rank=rank)) for rank in ranks]
+        self.route_queue = LruQueue(route_eviction_stamp)
+        self.kv_blocks_evicted = 0
+        """Since start, like the next."""
+        self.route_blocks_evicted = 0
+
+    def offer(self, node: RadixNode) -> None:
+        for rank in node.payload.kv:
+            self.kv_queues[rank].offer(node)
+        self.route_queue.offer(node)
+
+    def evict_oldest_kv(self, rank: Rank, num_blocks: int) -> None:
+        """So many KV blocks of this rank, none if negative; the caller knows that they exist."""
+        remaining = num_blocks
+        while remaining > 0:
+            node = self.kv_queues[rank].oldest()
+            assert node is not None
+            remaining -= self.evict_kv(node, rank, remaining)
+
+    def make_route_room(self, max_route_blocks: int) -> bool:
+        """Evicts routes until so many blocks are left; False if the rest is leased or under KV."""
+        while self._account.routes.stored > max_route_blocks:
+            leaf = self.route_queue.oldest()
+            if leaf is None:
+                return False
+            self.evict_routes(leaf, 1)
+        return True
+
+    def evict_kv(self, node: RadixNode, rank: Rank, num_blocks: int) -> int:
+        """Up to so many KV blocks from the node's end; no child has any on this rank. Returns how many."""
+        payload = node.payload
+        were_covered = payload.num_blocks_with_kv == len(payload.routes)
+        block_ids = payload.kv[rank]
+        evicted = block_ids[max(len(block_ids) - num_blocks, 0) :]
+        del block_ids[len(block_ids) - len(evicted) :]
+        self._pools[rank].reclaim(evicted)
+        self._account.kv[rank].unleased -= len(evicted)
+        self.kv_blocks_evicted += len(evicted)
+        if not block_ids:
+            self._forget_rank(node, rank)
+        if were_covered:
+            self.route_queue.offer(node)
+        return len(evicted)
+
+    def evict_routes(self, leaf: RadixNode, num_blocks: int) -> int:
+        """Up to so many blocks without KV from the leaf's end, and the leaf if none are left. Returns how many."""
+        payload, parent = leaf.payload, leaf.parent
+        assert parent is not None
+        count = min(num_blocks, len(payload.routes) - payload.num_blocks_with_kv)
+        del payload.routes[len(payload.routes) - count :]
+        self._tree.remove_tail(leaf, count)
+        self._account.routes.unleased -= count
+        self.route_blocks_evicted += count
+        if not leaf.keys:
+            self.route_queue.offer(parent)
+            self._tree.drop_if_empty(leaf.namespace)
+        return count
+
+    def _forget_rank(self, node: RadixNode, rank: Rank) -> None:
+        """The node has no KV on this rank any more: its parent may be next."""
+        parent = node.parent
+        assert parent is not None
+        del node.payload.kv[rank], node.payload.kv_stamps[rank]
+        parent.num_kv_children[rank] -= 1
+        if parent.num_kv_children[rank] == 0:
+            del parent.num_kv_children[rank]
+            self.kv_queues[rank].offer(parent)
