@@ -73,6 +73,7 @@ class HttpServer:
         self._thread = threading.Thread(target=self._run, name="http-server", daemon=True)
         self._sockets: list[socket.socket] = []
         self._serving: Future[None] = Future()
+        self._ended: Future[None] = Future()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop_requested: asyncio.Event | None = None
         self._stop_seconds = 0.0
@@ -99,9 +100,13 @@ class HttpServer:
         return ports
 
     def run(self) -> None:
-        """Starts and blocks until `stop` is called from another thread."""
-        self.start()
-        self._thread.join()
+        """Blocks until `stop` is called from another thread; starts first if that was not done.
+
+        Raises what ended the serving thread, if it was not `stop`.
+        """
+        if not self._sockets:
+            self.start()
+        self._ended.result()
 
     def stop(self, seconds: float = 5.0) -> None:
         """Ends open streams with an error event and closes the listeners, within about `seconds`. Idempotent."""
@@ -121,10 +126,12 @@ class HttpServer:
     def _run(self) -> None:
         try:
             asyncio.run(self._serve())
-        except BaseException as error:
-            if self._serving.done():
-                raise
-            self._serving.set_exception(error)
+        except Exception as error:
+            if not self._serving.done():
+                self._serving.set_exception(error)
+            self._ended.set_exception(error)
+        else:
+            self._ended.set_result(None)
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
