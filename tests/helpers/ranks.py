@@ -6,17 +6,20 @@ Forked, because importing torch once per rank would cost seconds each.
 import contextlib
 import multiprocessing
 import pickle
+import tempfile
 import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch._C._distributed_c10d import FileStore
 
-from expert_workers.ep_group import GroupOptions, connect_store, host_store, join_group, leave_group
+from expert_workers.ep_group import GroupOptions, join_group, leave_group
 from expert_workers.exchange.torch_group import TorchGroupExchange
 
 LOOPBACK = "127.0.0.1"
@@ -30,8 +33,12 @@ class RankContext:
 
     rank: int
     ep_size: int
-    store_port: int
+    store_file: Path
     exchange_timeout_seconds: float
+
+    def store(self) -> FileStore:
+        """Where the ranks meet. A file: a TCP store looks up host names, which may take seconds."""
+        return FileStore(str(self.store_file), self.ep_size)
 
     @property
     def group_options(self) -> GroupOptions:
@@ -41,15 +48,14 @@ class RankContext:
             exchange="gloo",
             host_address=LOOPBACK,
             store_address=LOOPBACK,
-            store_port=self.store_port,
+            store_port=0,
             join_timeout_seconds=30.0,
             exchange_timeout_seconds=self.exchange_timeout_seconds,
         )
 
     def exchange(self) -> TorchGroupExchange:
         """Joins the group; once per process."""
-        options = self.group_options
-        return TorchGroupExchange(join_group(options, connect_store(options)))
+        return TorchGroupExchange(join_group(self.group_options, self.store()))
 
 
 class RanksFailedError(AssertionError):
@@ -68,18 +74,12 @@ def run_ranks(
 
     Results cross by pickle. Ranks in `may_die` may end without an answer; theirs is None.
     """
-    store = host_store(LOOPBACK, 0, deadline_seconds)
-    contexts = [
-        RankContext(rank, ep_size, store.port, exchange_timeout_seconds) for rank in range(ep_size)
-    ]
-    forks = [_fork(function, context) for context in contexts]
-    try:
-        answers = _collect([end for _, end in forks], deadline_seconds)
-        for _, end in forks:
-            _let_go(end)
-    finally:
-        for process, end in forks:
-            _end(process, end)
+    with tempfile.TemporaryDirectory() as directory:
+        contexts = [
+            RankContext(rank, ep_size, Path(directory) / "store", exchange_timeout_seconds)
+            for rank in range(ep_size)
+        ]
+        answers = _run_all(function, contexts, deadline_seconds)
     failures = [
         f"rank {rank} {answer.problem}"
         for rank, answer in enumerate(answers)
@@ -97,29 +97,41 @@ class _Answer:
     died: bool = False
 
 
+def _run_all(
+    function: Callable[[RankContext], Any], contexts: list[RankContext], deadline_seconds: float
+) -> list[_Answer]:
+    forks = [_fork(function, context) for context in contexts]
+    try:
+        answers = _collect([end for _, end in forks], deadline_seconds)
+        for _, end in forks:
+            _let_go(end)
+        return answers
+    finally:
+        for process, end in forks:
+            _end(process, end)
+
+
 def _fork(
     function: Callable[[RankContext], Any], context: RankContext
 ) -> tuple[BaseProcess, Connection]:
     forking = multiprocessing.get_context("fork")
     ours, theirs = forking.Pipe()
-    process = forking.Process(
-        target=_run_one, args=(function, context, theirs), name=f"rank-{context.rank}", daemon=True
-    )
+    process = forking.Process(target=_run_one, args=(function, context, theirs), daemon=True)
     process.start()
     theirs.close()
     return process, ours
 
 
 def _run_one(
-    function: Callable[[RankContext], Any], context: RankContext, answers: Connection
+    function: Callable[[RankContext], Any], context: RankContext, parent: Connection
 ) -> None:
     torch.set_num_threads(1)
     try:
-        answers.send_bytes(pickle.dumps(_Answer(value=function(context))))
-        answers.recv_bytes()  # until all have answered: peers may still be in their last exchange
+        parent.send_bytes(pickle.dumps(_Answer(value=function(context))))
+        parent.recv_bytes()  # until all have answered: peers may still be in their last exchange
     except BaseException:
         problem = f"raised:\n{traceback.format_exc()}"
-        answers.send_bytes(pickle.dumps(_Answer(problem=problem)))
+        parent.send_bytes(pickle.dumps(_Answer(problem=problem)))
     leave_group()
 
 
