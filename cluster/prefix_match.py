@@ -21,6 +21,15 @@ class PrefixMatch:
     num_kv_tokens: tuple[int, ...]
 
 
+@dataclass(eq=False)
+class Lease:
+    """Keeps the first `num_tokens` of a path from eviction, exactly. Made, grown and ended by the store; its holder
+    only reads it and hands it back. Compared by identity."""
+
+    namespace: Namespace
+    num_tokens: int
+
+
 PublishOutcome = Literal["added", "duplicate", "private"]
 """Of one block: taken by the tree; the tree had one on this rank (stays the caller's); refused (stays the caller's)."""
 

@@ -13,6 +13,9 @@ class BlockOwner(IntEnum):
     TREE = 2
 
 
+_STATE = {BlockOwner.FREE: "free", BlockOwner.TREE: "the tree's"}
+
+
 class BlockPool:
     """Owner of the state of every block of a rank; each change is O(1) per block. Free blocks are handed out first-in
     first-out, so that a block's old content stays readable as long as possible for whoever debugs it.
@@ -64,8 +67,8 @@ class BlockPool:
             owner = self._owners[block_id]
             if owner is not BlockOwner.REQUEST:
                 raise StoreError(
-                    f"rank {self._rank}: block {block_id} is {owner.name.lower()}-owned; only blocks "
-                    "that were allocated and not published since can be freed or published"
+                    f"rank {self._rank}: block {block_id} is {_STATE[owner]}; only blocks that were "
+                    "allocated and not published since can be freed or published"
                 )
 
     def free(self, block_ids: list[BlockId]) -> None:

@@ -1,27 +1,21 @@
-"""The lease: what a request holds while it relies on a path of the tree."""
+"""What the store knows of a lease beyond what its holder sees."""
 
-from cluster.types import Namespace, Rank
+from dataclasses import dataclass, field
+
+from cluster.types import Rank
 from prefix_store.radix_tree import RadixNode
 
 
-class Lease:
-    """Protects the first `num_tokens` of a path, exactly: it ends at the end of a node.
+@dataclass(eq=False)
+class LeasedPath:
+    """The path that a lease protects: whole nodes from the root to `end_node`, whose end is the lease's end."""
 
-    Made, grown and ended by the store, which alone reads or writes the attributes below `num_tokens`.
-    """
-
-    def __init__(self, end_node: RadixNode, block_size: int) -> None:
-        self._block_size = block_size
-        self.end_node = end_node
-        self.ranks: set[Rank] = set()
-        """Ranks whose KV the holder reads or writes: what its release marks as used."""
-        self.conflicted = False
-        """A block of the holder has other routes than the tree's: nothing after it may be published."""
+    end_node: RadixNode
+    ranks: set[Rank] = field(default_factory=set)
+    """Ranks whose KV the holder reads or writes: what its release marks as used."""
+    conflicted: bool = False
+    """A block of the holder has other routes than the tree's: nothing after it may be published."""
 
     @property
-    def namespace(self) -> Namespace:
-        return self.end_node.namespace
-
-    @property
-    def num_tokens(self) -> int:
-        return self.end_node.end_block * self._block_size
+    def end_block(self) -> int:
+        return self.end_node.end_block

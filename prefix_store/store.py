@@ -7,13 +7,20 @@ import numpy as np
 import numpy.typing as npt
 
 from cluster.errors import ConfigError, StoreError
-from cluster.prefix_match import Eviction, PrefixMatch, Publication, PublishOutcome, StoreStats
+from cluster.prefix_match import (
+    Eviction,
+    Lease,
+    PrefixMatch,
+    Publication,
+    PublishOutcome,
+    StoreStats,
+)
 from cluster.routes import ExpertRoutes, RouteShape
 from cluster.types import BlockId, EvictTarget, Namespace, Rank
 from prefix_store.block_pool import BlockPool
 from prefix_store.evictor import Evictor
 from prefix_store.invariants import InvariantCheck
-from prefix_store.lease import Lease
+from prefix_store.lease import LeasedPath
 from prefix_store.offer import Offer
 from prefix_store.payload import NodePayload, immutable_copy
 from prefix_store.radix_tree import BlockKeys, MatchedNode, RadixNode, RadixTree, path_from_root
@@ -58,7 +65,7 @@ class PrefixStore:
         self._pools = [BlockPool(rank, num_kv_blocks) for rank in ranks]
         self._account = SizeAccount(num_ranks)
         self._evictor = Evictor(self._tree, self._pools, self._account)
-        self._leases: set[Lease] = set()
+        self._leases: dict[Lease, LeasedPath] = {}
         self._now = 0
 
     def match(self, namespace: Namespace, token_ids: TokenIds) -> PrefixMatch:
@@ -90,17 +97,17 @@ class PrefixStore:
             )
         end = path[-1] if path else MatchedNode(self._tree.ensure_root(namespace), 0)
         node = self._count_lease(end, above=None)
-        lease = Lease(node, self._block_size)
-        self._leases.add(lease)
+        lease = Lease(namespace, num_tokens)
+        self._leases[lease] = LeasedPath(node)
         return lease
 
     def release(self, lease: Lease) -> None:
         """Ends the protection and stamps the path as just used. Raises StoreError if the lease has been released."""
-        self._check_held(lease)
-        self._leases.remove(lease)
+        path = self._held(lease)
+        del self._leases[lease]
         self._now += 1
-        self._stamp(path_from_root(lease.end_node), lease.ranks)
-        unleased = self._tree.release(lease.end_node)
+        self._stamp(path_from_root(path.end_node), path.ranks)
+        unleased = self._tree.release(path.end_node)
         for node in unleased:
             self._account.node_unleased(node.payload)
         for node in unleased:
@@ -112,32 +119,30 @@ class PrefixStore:
 
         Marks the rank as used by the lease. Raises StoreError if the lease or the rank's KV is shorter.
         """
-        self._check_held(lease)
+        path = self._held(lease)
         self._check_rank(rank)
         num_blocks, rest = divmod(num_tokens, self._block_size)
         block_ids: list[BlockId] = []
-        for node in path_from_root(lease.end_node):
-            if len(block_ids) < node.first_block:
-                break
+        for node in path_from_root(path.end_node):
             block_ids.extend(node.payload.kv.get(rank, ()))
         if rest or not 0 <= num_blocks <= len(block_ids):
             raise StoreError(
                 f"KV of {num_tokens} tokens asked of rank {rank}: under this lease of {lease.num_tokens} "
                 f"it holds {len(block_ids)} blocks of {self._block_size}"
             )
-        lease.ranks.add(rank)
+        path.ranks.add(rank)
         return block_ids[:num_blocks]
 
     def routes(self, lease: Lease, start: int, end: int) -> list[ExpertRoutes]:
         """Routes of tokens [start, end) under the lease, block by block; read-only views, valid for ever. Does not
         mutate. Raises StoreError if the range leaves the lease."""
-        self._check_held(lease)
+        path = self._held(lease)
         if not 0 <= start <= end <= lease.num_tokens:
             raise StoreError(
                 f"routes of [{start}, {end}) under a lease of {lease.num_tokens} tokens"
             )
         parts: list[ExpertRoutes] = []
-        for node in path_from_root(lease.end_node, start // self._block_size):
+        for node in path_from_root(path.end_node, start // self._block_size):
             for offset, routes in enumerate(node.payload.routes):
                 first = (node.first_block + offset) * self._block_size
                 begin, stop = max(start - first, 0), min(end - first, self._block_size)
@@ -167,24 +172,25 @@ class PrefixStore:
         not belong together.
         """
         offer = Offer(self._keys(token_ids), rank, first_block, block_ids, routes)
-        self._check_held(lease)
+        path = self._held(lease)
         self._check_rank(rank)
         offer.check(self._block_size, self._route_shape)
         self._pools[rank].require_request_owned(block_ids)
-        self._check_sequence(lease, offer.keys)
-        if not self._may_publish(lease, offer):
+        _check_sequence(path, offer.keys)
+        if not _may_publish(path, offer):
             return Publication(_private(offer.num_blocks), conflict=False)
-        recorded = self._recorded_routes(lease, offer)
+        recorded = self._recorded_routes(path, offer)
         self._now += 1
-        lease.ranks.add(rank)
+        path.ranks.add(rank)
         num_equal = offer.num_equal(recorded)
-        self._grow_lease(lease, offer.keys, first_block + num_equal)
-        outcomes = self._add_kv(lease, offer, num_equal)
-        lease.conflicted = num_equal < len(recorded)
-        if not lease.conflicted:
-            outcomes += self._add_blocks(lease, offer, num_equal)
+        self._grow_lease(path, offer.keys, first_block + num_equal)
+        outcomes = self._add_kv(path, offer, num_equal)
+        path.conflicted = num_equal < len(recorded)
+        if not path.conflicted:
+            outcomes += self._add_blocks(path, offer, num_equal)
+        lease.num_tokens = path.end_block * self._block_size
         private = _private(offer.num_blocks - len(outcomes))
-        return Publication((*outcomes, *private), lease.conflicted)
+        return Publication((*outcomes, *private), path.conflicted)
 
     def allocate(self, rank: Rank, num_blocks: int) -> list[BlockId] | None:
         """Blocks for a request, evicting unleased KV of this rank if needed; None, and no change, if impossible."""
@@ -244,8 +250,8 @@ class PrefixStore:
         check.shape()
         check.kv_is_contiguous()
         check.leases(
-            (lease.namespace, lease.end_node, lease.num_tokens // self._block_size)
-            for lease in self._leases
+            (lease.namespace, path.end_node, lease.num_tokens // self._block_size)
+            for lease, path in self._leases.items()
         )
         check.ownership(self._pools)
         check.accounts(self._account, self._pools)
@@ -263,12 +269,13 @@ class PrefixStore:
             )
         return BlockKeys(token_ids, self._block_size)
 
-    def _check_held(self, lease: Lease) -> None:
+    def _held(self, lease: Lease) -> LeasedPath:
         if lease not in self._leases:
             raise StoreError(
                 f"the lease of {lease.num_tokens} tokens of {lease.namespace} was released, or is "
                 "another store's"
             )
+        return self._leases[lease]
 
     def _check_rank(self, rank: Rank) -> None:
         if not 0 <= rank < len(self._pools):
@@ -289,53 +296,34 @@ class PrefixStore:
             self._account.node_leased(newly_leased.payload)
         return node
 
-    def _grow_lease(self, lease: Lease, keys: BlockKeys, end_block: int) -> None:
+    def _grow_lease(self, path: LeasedPath, keys: BlockKeys, end_block: int) -> None:
         """Over blocks that are in the tree."""
-        path = self._tree.descend(lease.end_node, keys, end_block)
-        if path:
-            lease.end_node = self._count_lease(path[-1], above=lease.end_node)
+        further = self._tree.descend(path.end_node, keys, end_block)
+        if further:
+            path.end_node = self._count_lease(further[-1], above=path.end_node)
 
-    def _stamp(self, path: list[RadixNode], ranks: set[Rank]) -> None:
-        for node in path:
+    def _stamp(self, nodes: list[RadixNode], ranks: set[Rank]) -> None:
+        for node in nodes:
             node.payload.route_stamp = self._now
             for rank in ranks & node.payload.kv.keys():
                 node.payload.kv_stamps[rank] = self._now
 
     # Publishing
 
-    def _check_sequence(self, lease: Lease, keys: BlockKeys) -> None:
-        """Raises StoreError if the lease's last block is not the sequence's; the earlier ones are its holder's word."""
-        node = lease.end_node
-        if node.keys and node.keys[-1] != keys[node.end_block - 1]:
-            raise StoreError(
-                f"token ids differ from those of the lease in block {node.end_block - 1}: publish the "
-                "sequence that was acquired"
-            )
-
-    def _may_publish(self, lease: Lease, offer: Offer) -> bool:
-        """Whether everything before the offered blocks is leased, has KV on the rank and is this sequence's own."""
-        if lease.conflicted or offer.first_block > lease.end_node.end_block:
-            return False
-        if offer.first_block == 0:
-            return True
-        before = path_from_root(lease.end_node, offer.first_block - 1)[0]
-        num_kv_blocks = before.payload.num_kv_blocks(offer.rank)
-        return before.first_block + num_kv_blocks >= offer.first_block
-
-    def _recorded_routes(self, lease: Lease, offer: Offer) -> list[ExpertRoutes]:
+    def _recorded_routes(self, path: LeasedPath, offer: Offer) -> list[ExpertRoutes]:
         """Routes of those offered blocks that are in the tree: under the lease, then below its end."""
         recorded: list[ExpertRoutes] = []
-        for node in path_from_root(lease.end_node, offer.first_block):
+        for node in path_from_root(path.end_node, offer.first_block):
             recorded += node.payload.routes[max(offer.first_block - node.first_block, 0) :]
-        for node, num_blocks in self._tree.descend(lease.end_node, offer.keys, offer.end_block):
+        for node, num_blocks in self._tree.descend(path.end_node, offer.keys, offer.end_block):
             recorded += node.payload.routes[:num_blocks]
         return recorded[: offer.num_blocks]
 
-    def _add_kv(self, lease: Lease, offer: Offer, num_blocks: int) -> list[PublishOutcome]:
+    def _add_kv(self, path: LeasedPath, offer: Offer, num_blocks: int) -> list[PublishOutcome]:
         """The first offered blocks, which are in the tree with equal ids: taken where the rank has no KV yet."""
         outcomes: list[PublishOutcome] = []
         end_block = offer.first_block + num_blocks
-        for node in path_from_root(lease.end_node, offer.first_block):
+        for node in path_from_root(path.end_node, offer.first_block):
             first = max(offer.first_block, node.first_block)
             for block in range(first, min(end_block, node.end_block)):
                 if block < node.first_block + node.payload.num_kv_blocks(offer.rank):
@@ -345,7 +333,7 @@ class PrefixStore:
                 outcomes.append("added")
         return outcomes
 
-    def _add_blocks(self, lease: Lease, offer: Offer, start: int) -> list[PublishOutcome]:
+    def _add_blocks(self, path: LeasedPath, offer: Offer, start: int) -> list[PublishOutcome]:
         """Offered blocks from `start` on, which the tree does not have, as long as their routes find room."""
         outcomes: list[PublishOutcome] = []
         max_before = self._route_budget_bytes // self._route_block_bytes - 1
@@ -353,19 +341,19 @@ class PrefixStore:
             if not self._evictor.make_route_room(max_before):
                 break
             record = immutable_copy(offer.routes[offset])
-            self._append(lease, offer.keys[offer.first_block + offset], record)
-            self._give(lease.end_node, offer.rank, offer.block_ids[offset])
+            self._append(path, offer.keys[offer.first_block + offset], record)
+            self._give(path.end_node, offer.rank, offer.block_ids[offset])
             outcomes.append("added")
         return outcomes
 
-    def _append(self, lease: Lease, key: bytes, routes: ExpertRoutes) -> None:
+    def _append(self, path: LeasedPath, key: bytes, routes: ExpertRoutes) -> None:
         """One block after the lease's end: in its last node if that is a leaf and nobody else's lease would grow with
         it, else in a child."""
-        node = lease.end_node
+        node = path.end_node
         if node.children or node.num_leases > 1 or node.parent is None:
             node = self._tree.add_child(node, key, NodePayload(self._now))
-            self._tree.acquire(node, above=lease.end_node)
-            lease.end_node = node
+            self._tree.acquire(node, above=path.end_node)
+            path.end_node = node
         else:
             node.keys.append(key)
         node.payload.routes.append(routes)
@@ -382,6 +370,26 @@ class PrefixStore:
         node.payload.kv_stamps[rank] = self._now
         self._pools[rank].give_to_tree(block_id)
         self._account.kv[rank].leased += 1
+
+
+def _check_sequence(path: LeasedPath, keys: BlockKeys) -> None:
+    """Raises StoreError if the lease's last block is not the sequence's; the earlier ones are its holder's word."""
+    node = path.end_node
+    if node.keys and node.keys[-1] != keys[node.end_block - 1]:
+        raise StoreError(
+            f"token ids differ from those of the lease in block {node.end_block - 1}: publish the "
+            "sequence that was acquired"
+        )
+
+
+def _may_publish(path: LeasedPath, offer: Offer) -> bool:
+    """Whether everything before the offered blocks is leased, has KV on the rank and is this sequence's own."""
+    if path.conflicted or offer.first_block > path.end_block:
+        return False
+    if offer.first_block == 0:
+        return True
+    before = path_from_root(path.end_node, offer.first_block - 1)[0]
+    return before.first_block + before.payload.num_kv_blocks(offer.rank) >= offer.first_block
 
 
 def _num_kv_blocks(path: list[MatchedNode], rank: Rank) -> int:

@@ -6,18 +6,11 @@ import numpy as np
 import numpy.typing as npt
 
 from cluster.messages import RouteChunk, RouteFrame, SequenceStart, StepDescriptor, StepResult
-from cluster.prefix_match import Eviction, PrefixMatch, Publication, StoreStats
+from cluster.prefix_match import Eviction, Lease, PrefixMatch, Publication, StoreStats
 from cluster.routes import ExpertRoutes
 from cluster.types import BlockId, EvictTarget, Namespace, Rank
 
 Int32Array = npt.NDArray[np.int32]
-
-
-class Lease(Protocol):
-    """Keeps the matched nodes of one request from eviction. Owned by the request, made and ended by the store."""
-
-    @property
-    def num_tokens(self) -> int: ...
 
 
 class PrefixStore(Protocol):

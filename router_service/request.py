@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from cluster.messages import SamplingParams, Submit
+from cluster.prefix_match import Lease
 from cluster.routes import ExpertRoutes, RouteShape
 from cluster.types import BlockId, FinishReason, Namespace, Rank, SeqId
-from router_service.clients import Lease
 
 Int32Array = npt.NDArray[np.int32]
 _KEY_BYTES = 12

@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from cluster.prefix_match import Publication
+from cluster.prefix_match import Lease, Publication
 from cluster.routes import ExpertRoutes, RouteShape
 from cluster.types import BlockId, Namespace, Rank
-from prefix_store.lease import Lease
 from prefix_store.store import PrefixStore
 
 BLOCK_SIZE = 4
