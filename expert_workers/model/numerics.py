@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from cluster.errors import ConfigError
+
 KV_TILE = 64
 """KV rows of a sequence are read in multiples of this, from position 0."""
 
@@ -91,26 +93,37 @@ class FastNumerics:
 class DeterministicNumerics:
     """Each row's result is the same to the byte whatever the number of rows, its place among them and their values.
 
-    Float32 on CPU. What it rests on was measured with MKL, one thread: the rows of a product are bit-identical
-    for any row count ≥ 4 and differ at 1 to 3; `torch.bmm` takes another kernel below 400 multiplications per
-    matrix; sums, means, maxima and exp of a row do not depend on other rows, while `F.silu` and `torch.sigmoid` do
-    (their vectorised body and scalar tail round differently). `tests/expert_workers/model` holds all of it.
+    Float32 on CPU with one thread. What it rests on was measured with MKL: the rows of a product are bit-identical
+    for any row count ≥ 4 and differ at 1 to 3, unless fewer than 16 columns come out of a row whose length is no
+    multiple of 4; `torch.bmm` takes another kernel below 400 multiplications per matrix; sums, means, maxima and exp
+    of a row do not depend on other rows, while `F.silu` and `torch.sigmoid` do (their vectorised body and scalar
+    tail round differently). `tests/expert_workers/model/test_numerics.py` holds all of it.
     """
+
+    def __init__(self) -> None:
+        """Raises ConfigError when torch may use more than one thread: the split of a product follows its size."""
+        if torch.get_num_threads() != 1:
+            raise ConfigError(
+                f"deterministic numerics need one torch thread, got {torch.get_num_threads()}: "
+                "call torch.set_num_threads(1) or set OMP_NUM_THREADS=1"
+            )
 
     min_group_rows = 4
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        product = F.linear(_pad_rows(x, self.min_group_rows), weight)[: x.shape[0]]
+        rows, weight = _pad_odd_columns(_pad_rows(x, self.min_group_rows), weight)
+        product = F.linear(rows, weight)[: x.shape[0]]
         return product if bias is None else product + bias
 
     def grouped_linear(self, x: Tensor, weight: Tensor, group_ends: Tensor) -> Tensor:
-        return grouped_linear(x, weight, group_ends)
+        return grouped_linear(*_pad_odd_columns(x, weight), group_ends)
 
     def per_head(self, x: Tensor, weight: Tensor) -> Tensor:
         work_per_row = weight.shape[1] * weight.shape[2]
         min_rows = max(self.min_group_rows, -(-_SMALL_BMM // work_per_row))
         rows = _pad_rows(x, min_rows).transpose(0, 1).contiguous()
-        return torch.bmm(rows, weight).transpose(0, 1)[: x.shape[0]]
+        rows, transposed = _pad_odd_columns(rows, weight.transpose(1, 2))
+        return torch.bmm(rows, transposed.transpose(1, 2)).transpose(0, 1)[: x.shape[0]]
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return _rms_norm(x, weight, eps)
@@ -176,6 +189,14 @@ def _pad_rows(x: Tensor, min_rows: int) -> Tensor:
     """x: [T, ...]. Returns x with zero rows appended up to `min_rows`."""
     missing = min_rows - x.shape[0]
     return torch.cat([x, x.new_zeros(missing, *x.shape[1:])]) if missing > 0 else x
+
+
+def _pad_odd_columns(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """x: [..., in]; weight: [..., out, in]. Appends zero columns to both where MKL's few-column kernel would serve."""
+    missing = -x.shape[-1] % 4
+    if missing == 0 or weight.shape[-2] >= 16:
+        return x, weight
+    return F.pad(x, (0, missing)), F.pad(weight, (0, missing))
 
 
 def _sum_in_order(parts: Tensor) -> Tensor:

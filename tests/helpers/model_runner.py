@@ -51,18 +51,25 @@ class StepOutcome:
 class ModelRunner:
     """Owner of a KV pool with room for `num_seqs` sequences, whose blocks are scattered over it."""
 
-    def __init__(self, model_dir: Path, numerics: Numerics, *, num_seqs: int = 1) -> None:
+    def __init__(
+        self,
+        model_dir: Path,
+        numerics: Numerics,
+        *,
+        num_seqs: int = 1,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
         self.spec = read_model_spec(model_dir)
         self.numerics = numerics
         self.placement = ExpertPlacement.contiguous(self.spec.gate.num_experts, 1)
-        target = WeightTarget(self.placement, 0, torch.float32, CPU)
+        target = WeightTarget(self.placement, 0, dtype, CPU)
         self.use_weights(load_weights(model_dir, self.spec, target))
         self.kv_pool = KVPool(
             num_layers=self.spec.num_layers,
             num_blocks=num_seqs * BLOCKS_PER_SEQUENCE,
             block_size=BLOCK_SIZE,
             width=self.spec.attention.kv_width,
-            dtype=torch.float32,
+            dtype=dtype,
             device=CPU,
         )
         shuffled = torch.randperm(
@@ -76,7 +83,7 @@ class ModelRunner:
 
     def step(self, chunks: list[Chunk]) -> StepOutcome:
         """Chunks whose routes the gate chooses must come first."""
-        inputs = self._inputs(chunks)
+        inputs = self.step_inputs(chunks)
         stopwatch = Stopwatch()
         step_routes = StepRoutes(inputs, self.spec.route_shape, stopwatch)
         dispatcher = LocalDispatcher(self.placement, CPU)
@@ -93,7 +100,7 @@ class ModelRunner:
         blocks = self.block_tables[seq][positions // BLOCK_SIZE]
         return blocks * BLOCK_SIZE + positions % BLOCK_SIZE
 
-    def _inputs(self, chunks: list[Chunk]) -> StepInputs:
+    def step_inputs(self, chunks: list[Chunk]) -> StepInputs:
         lengths = [len(chunk.token_ids) for chunk in chunks]
         gate_lengths = [len(c.token_ids) for c in chunks if c.replay is None]
         shape = self.spec.route_shape

@@ -111,13 +111,23 @@ def selection_margins(router_logits: Tensor, gate: Any) -> Tensor:
     return margin
 
 
-def unexplained_route_differences(routes: ExpertRoutes, reference: Reference, margin: float) -> int:
-    """Decisions (token, layer) whose expert set differs although the reference's margin was at least `margin`.
+@dataclass(frozen=True)
+class RouteAgreement:
+    """How far the expert sets of two passes agree.
 
-    A token's decisions after its first difference, and all later tokens', follow from it and are not counted.
+    num_tokens: tokens before the first difference; everything after it may follow from it
+    margin:     the reference's margin at the first difference, infinite without one
     """
-    differs = torch.from_numpy((routes.topk_ids != reference.routes.topk_ids).any(-1)).flatten()
+
+    num_tokens: int
+    margin: float
+
+
+def compare_routes(routes: ExpertRoutes, reference: Reference) -> RouteAgreement:
+    """Compares with the reference's decisions, token by token and within a token layer by layer."""
+    differs = torch.from_numpy((routes.topk_ids != reference.routes.topk_ids).any(-1))
     if not differs.any():
-        return 0
-    first = int(differs.nonzero()[0])
-    return int(reference.margins.flatten()[first] >= margin)
+        return RouteAgreement(routes.num_tokens, float("inf"))
+    first = int(differs.flatten().nonzero()[0])
+    margin = float(reference.margins.flatten()[first])
+    return RouteAgreement(first // differs.shape[1], margin)

@@ -1,0 +1,87 @@
+"""The decoder against Hugging Face transformers on the same checkpoint, in float32."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from expert_workers.model.numerics import DeterministicNumerics, FastNumerics, Numerics
+from tests.helpers.model_runner import Chunk, ModelRunner, StepOutcome, prompt_tokens
+from tests.helpers.oracle import (
+    Reference,
+    compare_routes,
+    load_reference,
+    reference_greedy,
+    reference_pass,
+)
+from tests.helpers.tiny_checkpoints import (
+    DEMO_MODEL_DIR,
+    SHAPE_VARIANTS,
+    CheckpointForm,
+    write_tiny_checkpoint,
+)
+
+NUMERICS = [FastNumerics(), DeterministicNumerics()]
+NAMES = ["fast", "deterministic"]
+LOGIT_TOLERANCE = 1e-4
+ROUTE_MARGIN = 1e-5
+
+
+def assert_same_decisions(outcome: StepOutcome, reference: Reference, num_tokens: int) -> None:
+    """Logits within the tolerance; greedy tokens equal, unless the reference itself is undecided within it."""
+    logits, expected = outcome.logits[:num_tokens], reference.logits[:num_tokens]
+    assert float((logits - expected).abs().max()) < LOGIT_TOLERANCE
+    best_two = expected.topk(2, dim=-1).values
+    clear = best_two[:, 0] - best_two[:, 1] >= LOGIT_TOLERANCE
+    assert clear.float().mean() > 0.99
+    assert torch.equal(logits[clear].argmax(dim=-1), expected[clear].argmax(dim=-1))
+
+
+def check_against_reference(model_dir: Path, numerics: Numerics, token_ids: list[int]) -> None:
+    """With the reference's routes; and with the own gate, which may differ only where the reference is undecided."""
+    reference = reference_pass(load_reference(model_dir), token_ids)
+    runner = ModelRunner(model_dir, numerics, num_seqs=2)
+    replayed = runner.step([Chunk(0, token_ids, replay=reference.routes)])
+    assert_same_decisions(replayed, reference, len(token_ids))
+    own = runner.step([Chunk(1, token_ids)])
+    agreement = compare_routes(own.routes, reference)
+    assert agreement.num_tokens == len(token_ids) or agreement.margin < ROUTE_MARGIN
+    assert_same_decisions(own, reference, agreement.num_tokens)
+    torch.testing.assert_close(
+        torch.from_numpy(own.routes.topk_weights[: agreement.num_tokens]),
+        torch.from_numpy(reference.routes.topk_weights[: agreement.num_tokens]),
+        rtol=1e-5,
+        atol=1e-5,
+    )
+
+
+@pytest.mark.parametrize("numerics", NUMERICS, ids=NAMES)
+def test_demo_model_agrees_over_a_long_prompt(numerics: Numerics) -> None:
+    check_against_reference(DEMO_MODEL_DIR, numerics, prompt_tokens(1000, seed=21))
+
+
+@pytest.mark.parametrize("name", SHAPE_VARIANTS)
+@pytest.mark.parametrize("numerics", NUMERICS, ids=NAMES)
+def test_every_shape_agrees(tmp_path: Path, name: str, numerics: Numerics) -> None:
+    write_tiny_checkpoint(tmp_path, seed=4, **SHAPE_VARIANTS[name])
+    check_against_reference(tmp_path, numerics, prompt_tokens(120, seed=22))
+
+
+def test_hub_spelling_in_shards_and_bfloat16_agrees(tmp_path: Path) -> None:
+    form = CheckpointForm(hub_spelling=True, num_shards=3, dtype=torch.bfloat16)
+    write_tiny_checkpoint(tmp_path, seed=4, form=form)
+    check_against_reference(tmp_path, FastNumerics(), prompt_tokens(120, seed=23))
+
+
+@pytest.mark.parametrize("numerics", NUMERICS, ids=NAMES)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_greedy_decoding_says_what_transformers_says(numerics: Numerics, seed: int) -> None:
+    prompt = prompt_tokens(40, seed=seed)
+    expected = reference_greedy(load_reference(DEMO_MODEL_DIR), prompt, 24)
+    runner = ModelRunner(DEMO_MODEL_DIR, numerics)
+    logits = runner.step([Chunk(0, prompt)]).logits
+    generated = [int(logits[-1].argmax())]
+    while len(generated) < 24:
+        chunk = Chunk(0, generated[-1:], len(prompt) + len(generated) - 1)
+        generated.append(int(runner.step([chunk]).logits[-1].argmax()))
+    assert generated == expected
