@@ -73,6 +73,12 @@ def test_hub_spelling_in_shards_and_bfloat16_agrees(tmp_path: Path) -> None:
     check_against_reference(tmp_path, FastNumerics(), prompt_tokens(120, seed=23))
 
 
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_a_model_without_shared_experts_agrees(tmp_path: Path) -> None:
+    write_tiny_checkpoint(tmp_path, seed=4, n_shared_experts=0)
+    check_against_reference(tmp_path, FastNumerics(), prompt_tokens(120, seed=24))
+
+
 @pytest.mark.parametrize("numerics", NUMERICS, ids=NAMES)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_greedy_decoding_says_what_transformers_says(numerics: Numerics, seed: int) -> None:
