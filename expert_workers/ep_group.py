@@ -9,7 +9,11 @@ from datetime import timedelta
 
 import psutil
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore  # typed here, re-exported untyped
+from torch._C._distributed_c10d import (
+    PrefixStore,
+    Store,
+    TCPStore,
+)  # typed here, re-exported untyped
 
 from cluster.errors import CellError, ConfigError
 from cluster.types import ExchangeKind
@@ -33,6 +37,17 @@ class GroupOptions:
     store_port: int
     join_timeout_seconds: float
     exchange_timeout_seconds: float
+
+
+class EpGroup:
+    """Owner of this process's group and of its end of the store. `close` once; see `leave_group`."""
+
+    def __init__(self, process_group: dist.ProcessGroup, store: Store) -> None:
+        self.process_group = process_group
+        self._store = store  # a hosted store listens as long as it is referenced
+
+    def close(self) -> None:
+        leave_group()
 
 
 def host_store(address: str, port: int, timeout_seconds: float) -> TCPStore:
@@ -65,7 +80,7 @@ def connect_store(options: GroupOptions) -> TCPStore:
         raise _cannot_join(options, str(error)) from error
 
 
-def join_group(options: GroupOptions, store: Store) -> dist.ProcessGroup:
+def join_group(options: GroupOptions, store: Store) -> EpGroup:
     """Blocks until all ranks have joined. Raises CellError naming the ranks that did not come.
 
     Sets GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME of this process: neither library takes the interface as an argument.
@@ -85,7 +100,7 @@ def join_group(options: GroupOptions, store: Store) -> dist.ProcessGroup:
         raise _cannot_join(options, f"interface {interface}: {error}") from error
     group = dist.group.WORLD
     assert group is not None
-    return group
+    return EpGroup(group, store)
 
 
 def leave_group() -> None:

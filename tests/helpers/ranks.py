@@ -55,7 +55,7 @@ class RankContext:
 
     def exchange(self) -> TorchGroupExchange:
         """Joins the group; once per process."""
-        return TorchGroupExchange(join_group(self.group_options, self.store()))
+        return TorchGroupExchange(join_group(self.group_options, self.store()).process_group)
 
 
 class RanksFailedError(AssertionError):

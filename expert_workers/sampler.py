@@ -1,0 +1,73 @@
+"""The next token from logits: greedy, or temperature and top-p with a random number that only the row's key decides.
+
+A row's token depends on its logits, its parameters and its key (seed, choice, position) and on nothing else: not on
+its neighbours, not on how the prompt was cut into chunks, not on how often the step is issued.
+
+Letters: S rows, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class RowSampling:
+    """How one row is drawn. temperature 0 is greedy; 0 < top_p ≤ 1; seed: any int of 64 bits.
+
+    position: of the sampled token in its sequence
+    """
+
+    temperature: float
+    top_p: float
+    seed: int
+    choice: int
+    position: int
+
+
+@dataclass(frozen=True)
+class DrawnTokens:
+    """token_ids: [S]; poisoned: [S], True where a logit is not finite and the token means nothing."""
+
+    token_ids: list[int]
+    poisoned: list[bool]
+
+
+def sample(logits: Tensor, rows: Sequence[RowSampling]) -> DrawnTokens:
+    """logits: [S, V] float32, one row per entry of `rows`. Waits for the device once."""
+    if not rows:
+        return DrawnTokens([], [])
+    poisoned = ~torch.isfinite(logits).all(dim=-1)
+    token_ids = torch.argmax(logits, dim=-1)  # the first of equal maxima, so the lowest id
+    for index, row in enumerate(rows):
+        if row.temperature > 0:
+            token_ids[index] = _draw(logits[index], row)
+    drawn, flags = torch.stack((token_ids, poisoned.to(torch.int64))).tolist()
+    return DrawnTokens(drawn, [bool(flag) for flag in flags])
+
+
+def uniform(seed: int, choice: int, position: int) -> float:
+    """A number in [0, 1) from the key alone: Philox 4x64 (Salmon et al. 2011) with the seed as key."""
+    generator = np.random.Philox(key=seed % 2**128, counter=[position, choice, 0, 0])
+    return float(int(generator.random_raw()) >> 11) * 2.0**-53
+
+
+def _draw(logits: Tensor, row: RowSampling) -> Tensor:
+    """logits: [V]. One id, [] int64, by inverse CDF over the truncated distribution, in float64.
+
+    Ids are ordered by falling probability, equal ones by rising id. Kept is the smallest set whose mass reaches
+    top_p: every id before which the mass is still below it.
+    """
+    wide = logits.to(torch.float64)
+    ordered, ids = torch.sort((wide - wide.max()) / row.temperature, descending=True, stable=True)
+    shares = torch.softmax(ordered, dim=-1)
+    mass = torch.cumsum(shares, dim=-1)
+    kept = (shares > 0) & ((mass - shares < row.top_p) | (row.top_p >= 1.0))
+    kept[0] = True  # also where a row holds NaN, whose draw is discarded
+    last = kept.sum() - 1
+    target = mass[last] * uniform(row.seed, row.choice, row.position)
+    place = torch.searchsorted(mass, target.reshape(1), right=True)[0]
+    return ids[torch.minimum(place, last)]

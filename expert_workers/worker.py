@@ -1,0 +1,359 @@
+"""One rank of a cell: executes steps. Knows sequences' sampling parameters and received routes; no sockets here."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch._C._distributed_c10d import Store
+
+from cluster.messages import (
+    RouteChunk,
+    RouteFrame,
+    SequenceStart,
+    StepDescriptor,
+    StepResult,
+    StepTimings,
+)
+from cluster.model_spec import ComputeDtype, ModelSpec, read_model_spec
+from cluster.placement import ExpertPlacement
+from cluster.routes import ExpertRoutes
+from cluster.types import DispatchMode, ExchangeKind
+from expert_workers.device import torch_dtype
+from expert_workers.dispatch.base import Dispatcher
+from expert_workers.dispatch.load import LoadCountingDispatcher
+from expert_workers.dispatch.local import LocalDispatcher
+from expert_workers.dispatch.negotiated import NegotiatedDispatcher
+from expert_workers.ep_group import EpGroup, GroupOptions, connect_store, host_store, join_group
+from expert_workers.exchange.torch_group import TorchGroupExchange
+from expert_workers.inputs_from_step import (
+    Chunk,
+    InputsBuilder,
+    StepLimits,
+    StepRefusedError,
+    check_step,
+    chunks_of_rank,
+)
+from expert_workers.kv_pool import KVPool
+from expert_workers.model.numerics import DeterministicNumerics, FastNumerics
+from expert_workers.model.transformer import Transformer
+from expert_workers.model.weights import LoadProgress, WeightTarget, load_weights
+from expert_workers.route_recorder import StepRoutes
+from expert_workers.sampler import DrawnTokens, RowSampling, sample
+from expert_workers.stopwatch import Stopwatch
+
+LEADING_CHOICE = 0
+"""A request has one choice; its number is part of the sampler's key."""
+
+
+@dataclass(frozen=True)
+class WorkerOptions:
+    """All that one rank is started with. Every rank gets the same values but for rank, device and host address.
+
+    store_address, store_port: where the EP group meets; unused with local dispatch
+    join_timeout_seconds:      until every rank has loaded and arrived
+    exchange_timeout_seconds:  of one exchange; longer than the slowest step of a healthy peer
+    """
+
+    model_dir: Path
+    rank: int
+    ep_size: int
+    dtype: ComputeDtype
+    device: torch.device
+    num_kv_blocks: int
+    block_size: int
+    deterministic: bool
+    dispatch: DispatchMode
+    exchange: ExchangeKind
+    host_address: str
+    store_address: str
+    store_port: int
+    join_timeout_seconds: float
+    exchange_timeout_seconds: float
+
+    @property
+    def group_options(self) -> GroupOptions:
+        return GroupOptions(
+            rank=self.rank,
+            ep_size=self.ep_size,
+            exchange=self.exchange,
+            host_address=self.host_address,
+            store_address=self.store_address,
+            store_port=self.store_port,
+            join_timeout_seconds=self.join_timeout_seconds,
+            exchange_timeout_seconds=self.exchange_timeout_seconds,
+        )
+
+
+@dataclass(frozen=True)
+class StepOutcome:
+    """`routes` is None when no token of this rank went through a gate."""
+
+    result: StepResult
+    routes: RouteFrame | None
+
+
+@dataclass(frozen=True)
+class _StepWork:
+    """This rank's checked share of a step. `sampled`: chunks whose next token is drawn, in the order of the logits."""
+
+    gate_chunks: list[Chunk]
+    replay_chunks: list[Chunk]
+    replayed: ExpertRoutes
+    sampled: list[Chunk]
+    rows: list[RowSampling]
+
+
+class ExpertWorker:
+    """Owner of one rank's KV memory, known sequences and received routes. One thread."""
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        spec: ModelSpec,
+        placement: ExpertPlacement,
+        dispatch: DispatchMode,
+        transformer: Transformer,
+        kv_pool: KVPool,
+        dispatcher: Dispatcher,
+        group: EpGroup | None,
+    ) -> None:
+        self.rank = rank
+        self.kv_pool = kv_pool
+        self._spec = spec
+        self._transformer = transformer
+        self._dispatcher = LoadCountingDispatcher(dispatcher, placement.num_physical_per_rank)
+        self._group = group
+        self._stopwatch = Stopwatch()
+        self._inputs = InputsBuilder(kv_pool.block_size, spec.route_shape, kv_pool.rows.device)
+        self._sequences: dict[int, SequenceStart] = {}
+        self._route_chunks: dict[int, RouteChunk] = {}
+        self._limits = StepLimits(
+            ep_size=placement.ep_size,
+            placement_epoch=placement.epoch,
+            dispatch=dispatch,
+            vocab_size=spec.vocab_size,
+            max_position_embeddings=spec.max_position_embeddings,
+            num_kv_blocks=kv_pool.num_blocks,
+            block_size=kv_pool.block_size,
+        )
+
+    def start_sequence(self, start: SequenceStart) -> None:
+        self._sequences[start.seq_id] = start
+
+    def end_sequences(self, seq_ids: Sequence[int]) -> None:
+        """Forgets them; unknown ones are none of this rank's."""
+        for seq_id in seq_ids:
+            self._sequences.pop(seq_id, None)
+
+    def add_route_chunk(self, chunk: RouteChunk) -> None:
+        """Kept until a later step than its own is executed."""
+        self._route_chunks[chunk.route_id] = chunk
+
+    @torch.inference_mode()
+    def execute(self, step: StepDescriptor) -> StepOutcome:
+        """Runs this rank's share; with no chunks it only serves its experts.
+
+        Raises StepRefusedError before the first exchange, ExchangeError when one breaks.
+        """
+        started = time.perf_counter()
+        self._stopwatch.reset()
+        work = self._prepare(step)
+        inputs = self._inputs.build(work.gate_chunks, work.replay_chunks, work.replayed)
+        step_routes = StepRoutes(inputs, self._spec.route_shape, self._stopwatch)
+        logits = self._transformer.forward(
+            inputs, self.kv_pool, step_routes, self._dispatcher, self._stopwatch
+        )
+        drawn = sample(logits, work.rows)
+        forward_seconds = time.perf_counter() - started
+        poisoned = _poisoned_seq_ids(work, step_routes.poisoned_tokens().numpy(), drawn)
+        return StepOutcome(
+            result=self._result(step, work, drawn, poisoned, forward_seconds),
+            routes=self._route_frame(step, work, step_routes),
+        )
+
+    def close(self) -> None:
+        """Leaves the group."""
+        if self._group is not None:
+            self._group.close()
+
+    def _prepare(self, step: StepDescriptor) -> _StepWork:
+        check_step(step, self._limits)
+        self._route_chunks = {
+            route_id: chunk
+            for route_id, chunk in self._route_chunks.items()
+            if chunk.step_id >= step.step_id
+        }
+        chunks = chunks_of_rank(step, self.rank)
+        gate_chunks = [c for c in chunks if c.route_id is None]
+        replay_chunks = [c for c in chunks if c.route_id is not None]
+        sampled = [c for c in (*gate_chunks, *replay_chunks) if c.samples]
+        return _StepWork(
+            gate_chunks=gate_chunks,
+            replay_chunks=replay_chunks,
+            replayed=ExpertRoutes.concatenate(
+                [self._routes_of(step, chunk) for chunk in replay_chunks], self._spec.route_shape
+            ),
+            sampled=sampled,
+            rows=[self._row_sampling(step, chunk) for chunk in sampled],
+        )
+
+    def _routes_of(self, step: StepDescriptor, chunk: Chunk) -> ExpertRoutes:
+        """The received routes that a chunk names, checked against the model and the chunk."""
+        received = None if chunk.route_id is None else self._route_chunks.get(chunk.route_id)
+        where = f"step {step.step_id}: seq {chunk.seq_id} replays route {chunk.route_id}"
+        if received is None or received.step_id != step.step_id:
+            raise StepRefusedError(
+                f"{where}, which rank {self.rank} has not received for this step"
+            )
+        shape = self._spec.route_shape
+        expected = (chunk.num_tokens, shape.num_moe_layers, shape.num_experts_per_tok)
+        ids, weights = received.topk_ids, received.topk_weights
+        if ids.shape != expected or weights.shape != expected:
+            raise StepRefusedError(
+                f"{where} of shape {ids.shape} and {weights.shape}, expected {expected}"
+            )
+        if ids.dtype != shape.id_dtype or weights.dtype != shape.weight_dtype:
+            raise StepRefusedError(
+                f"{where} of {ids.dtype} and {weights.dtype}, "
+                f"expected {shape.id_dtype} and {shape.weight_dtype}"
+            )
+        if int(ids.max()) >= shape.num_experts:
+            raise StepRefusedError(
+                f"{where} with expert {int(ids.max())}, the model has {shape.num_experts}"
+            )
+        return ExpertRoutes(ids, weights)
+
+    def _row_sampling(self, step: StepDescriptor, chunk: Chunk) -> RowSampling:
+        start = self._sequences.get(chunk.seq_id)
+        if start is None:
+            raise StepRefusedError(
+                f"step {step.step_id} samples for seq {chunk.seq_id}, "
+                f"which rank {self.rank} was never told of"
+            )
+        return RowSampling(
+            temperature=start.temperature,
+            top_p=start.top_p,
+            seed=start.seed,
+            choice=LEADING_CHOICE,
+            position=chunk.end_position,
+        )
+
+    def _result(
+        self,
+        step: StepDescriptor,
+        work: _StepWork,
+        drawn: DrawnTokens,
+        poisoned: list[int],
+        forward_seconds: float,
+    ) -> StepResult:
+        """Poisoned sequences have no token: none would mean anything."""
+        answers = sorted(
+            (chunk.index, chunk.seq_id, token_id)
+            for chunk, token_id in zip(work.sampled, drawn.token_ids, strict=True)
+            if chunk.seq_id not in poisoned
+        )
+        return StepResult(
+            rank=self.rank,
+            step_id=step.step_id,
+            seq_ids=[seq_id for _, seq_id, _ in answers],
+            token_ids=[token_id for _, _, token_id in answers],
+            poisoned_seq_ids=poisoned,
+            gate_tokens=sum(c.num_tokens for c in work.gate_chunks),
+            expert_load=self._dispatcher.take_load(),
+            timings=StepTimings(
+                forward=forward_seconds,
+                attention=self._stopwatch.seconds("attention"),
+                gate=self._stopwatch.seconds("gate"),
+                dispatch=self._stopwatch.seconds("dispatch"),
+                experts=self._stopwatch.seconds("experts"),
+                combine=self._stopwatch.seconds("combine"),
+            ),
+        )
+
+    def _route_frame(
+        self, step: StepDescriptor, work: _StepWork, step_routes: StepRoutes
+    ) -> RouteFrame | None:
+        if not work.gate_chunks:
+            return None
+        recorded = step_routes.recorded()
+        return RouteFrame(
+            rank=self.rank,
+            step_id=step.step_id,
+            seq_ids=np.array([c.seq_id for c in work.gate_chunks], np.int32),
+            num_tokens=np.array([c.num_tokens for c in work.gate_chunks], np.int32),
+            topk_ids=recorded.topk_ids,
+            topk_weights=recorded.topk_weights,
+        )
+
+
+def build_expert_worker(
+    options: WorkerOptions, *, store: Store | None = None, progress: LoadProgress | None = None
+) -> ExpertWorker:
+    """Loads this rank's weights, then joins the group. Blocks until all ranks have joined.
+
+    store: where the ranks meet, if the caller has one open (`ep_group.host_store` takes a free port and can tell it);
+    otherwise rank 0 hosts it at the options' address and the others connect.
+    Raises ConfigError (CheckpointError for the model), CellError when the group does not come together.
+    """
+    spec = read_model_spec(options.model_dir)
+    placement = ExpertPlacement.contiguous(spec.gate.num_experts, options.ep_size)
+    dtype = torch_dtype(options.dtype)
+    target = WeightTarget(placement, options.rank, dtype, options.device)
+    weights = load_weights(options.model_dir, spec, target, progress)
+    numerics = DeterministicNumerics() if options.deterministic else FastNumerics()
+    transformer = Transformer(spec, weights, numerics)
+    kv_pool = KVPool(
+        num_layers=spec.num_layers,
+        num_blocks=options.num_kv_blocks,
+        block_size=options.block_size,
+        width=spec.attention.kv_width,
+        dtype=dtype,
+        device=options.device,
+    )
+    group = None if options.dispatch == "local" else _join(options, store)
+    return ExpertWorker(
+        rank=options.rank,
+        spec=spec,
+        placement=placement,
+        dispatch=options.dispatch,
+        transformer=transformer,
+        kv_pool=kv_pool,
+        dispatcher=_dispatcher(placement, group, options.device),
+        group=group,
+    )
+
+
+def _join(options: WorkerOptions, store: Store | None) -> EpGroup:
+    if store is None and options.rank == 0:
+        store = host_store(options.store_address, options.store_port, options.join_timeout_seconds)
+    elif store is None:
+        store = connect_store(options.group_options)
+    return join_group(options.group_options, store)
+
+
+def _dispatcher(
+    placement: ExpertPlacement, group: EpGroup | None, device: torch.device
+) -> Dispatcher:
+    if group is None:
+        return LocalDispatcher(placement, device)
+    return NegotiatedDispatcher(placement, TorchGroupExchange(group.process_group), device)
+
+
+def _poisoned_seq_ids(
+    work: _StepWork, poisoned_tokens: npt.NDArray[np.bool_], drawn: DrawnTokens
+) -> list[int]:
+    """poisoned_tokens: [T]. Sequences with a non-finite router logit or logit, in ascending order."""
+    poisoned = {
+        chunk.seq_id for chunk, bad in zip(work.sampled, drawn.poisoned, strict=True) if bad
+    }
+    start = 0
+    for chunk in work.gate_chunks:
+        if poisoned_tokens[start : start + chunk.num_tokens].any():
+            poisoned.add(chunk.seq_id)
+        start += chunk.num_tokens
+    return sorted(poisoned)

@@ -1,0 +1,95 @@
+"""An expert worker behind its sockets: messages in order, answers back, one word before it ends in failure."""
+
+import os
+
+from cluster.channel import DealerSocket, PushSocket
+from cluster.messages import (
+    RouteChunk,
+    SequenceEnd,
+    SequenceStart,
+    StepDescriptor,
+    ToWorker,
+    WorkerFailed,
+    WorkerReady,
+    WorkerStop,
+)
+from cluster.wire import Decoder, encode
+from expert_workers.exchange.base import ExchangeError
+from expert_workers.worker import ExpertWorker
+
+LAST_WORD_SECONDS = 5.0
+"""How long queued answers may take to leave once the loop has ended."""
+NO_STEP = -1
+
+
+def run_worker(
+    worker: ExpertWorker, *, rank: int, engine_endpoint: str, route_endpoint: str
+) -> None:
+    """Serves the engine until WorkerStop; the group has ended when this returns.
+
+    Any failure is told to the engine first, then raised: the group is of no use any more.
+    """
+    engine, routes = DealerSocket(f"rank-{rank}"), PushSocket()
+    loop = _WorkerLoop(worker, rank, engine, routes)
+    try:
+        engine.connect(engine_endpoint)
+        routes.connect(route_endpoint)
+        loop.run()
+    except Exception as error:
+        engine.send(encode(loop.failure(error)))
+        raise
+    finally:
+        engine.close_after_sending(LAST_WORD_SECONDS)
+        routes.close_after_sending(LAST_WORD_SECONDS)
+        worker.close()
+
+
+class _WorkerLoop:
+    def __init__(
+        self, worker: ExpertWorker, rank: int, engine: DealerSocket, routes: PushSocket
+    ) -> None:
+        self._worker = worker
+        self._rank = rank
+        self._engine = engine
+        self._routes = routes
+        self._decoder: Decoder[ToWorker] = Decoder(ToWorker)
+        self._step_id = NO_STEP
+
+    def run(self) -> None:
+        num_kv_blocks = self._worker.kv_pool.num_blocks
+        self._engine.send(encode(WorkerReady(self._rank, os.getpid(), num_kv_blocks)))
+        while True:
+            # Without a deadline: an idle cell costs nothing, and whoever started this process ends it.
+            frame = self._engine.receive(None)
+            if frame is not None and not self._handle(self._decoder.decode(frame)):
+                return
+
+    def failure(self, error: Exception) -> WorkerFailed:
+        return WorkerFailed(
+            rank=self._rank,
+            step_id=self._step_id,
+            exchange=isinstance(error, ExchangeError),
+            reason=f"{type(error).__name__}: {error}".partition("\n")[0],
+        )
+
+    def _handle(self, message: ToWorker) -> bool:
+        """False once the loop shall end."""
+        match message:
+            case SequenceStart():
+                self._worker.start_sequence(message)
+            case SequenceEnd():
+                self._worker.end_sequences(message.seq_ids)
+            case RouteChunk():
+                self._worker.add_route_chunk(message)
+            case StepDescriptor():
+                self._execute(message)
+            case WorkerStop():
+                return False
+        return True
+
+    def _execute(self, step: StepDescriptor) -> None:
+        self._step_id = step.step_id
+        outcome = self._worker.execute(step)
+        self._engine.send(encode(outcome.result))
+        if outcome.routes is not None:
+            self._routes.send(encode(outcome.routes))
