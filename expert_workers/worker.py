@@ -27,7 +27,7 @@ from expert_workers.dispatch.base import Dispatcher
 from expert_workers.dispatch.load import LoadCountingDispatcher
 from expert_workers.dispatch.local import LocalDispatcher
 from expert_workers.dispatch.negotiated import NegotiatedDispatcher
-from expert_workers.ep_group import EpGroup, GroupOptions, connect_store, host_store, join_group
+from expert_workers.ep_group import EpGroup, GroupOptions, connect_store, join_group
 from expert_workers.exchange.torch_group import TorchGroupExchange
 from expert_workers.inputs_from_step import (
     Chunk,
@@ -296,8 +296,8 @@ def build_expert_worker(
 ) -> ExpertWorker:
     """Loads this rank's weights, then joins the group. Blocks until all ranks have joined.
 
-    store: where the ranks meet, if the caller has one open (`ep_group.host_store` takes a free port and can tell it);
-    otherwise rank 0 hosts it at the options' address and the others connect.
+    store: where the ranks meet, if the caller has it open; otherwise the one at the options' address, which some
+    process of the cell hosts (`ep_group.host_store`).
     Raises ConfigError (CheckpointError for the model), CellError when the group does not come together.
     """
     spec = read_model_spec(options.model_dir)
@@ -329,11 +329,8 @@ def build_expert_worker(
 
 
 def _join(options: WorkerOptions, store: Store | None) -> EpGroup:
-    if store is None and options.rank == 0:
-        store = host_store(options.store_address, options.store_port, options.join_timeout_seconds)
-    elif store is None:
-        store = connect_store(options.group_options)
-    return join_group(options.group_options, store)
+    group_options = options.group_options
+    return join_group(group_options, store or connect_store(group_options))
 
 
 def _dispatcher(
