@@ -207,12 +207,21 @@ async def _listen(app: ASGIApp, bound: socket.socket) -> _Listener:
 
 
 def _bind(host: str, port: int) -> socket.socket:
+    """A listening socket. Its protocol is named because asyncio sets TCP_NODELAY only then: without it Nagle's
+    algorithm and delayed acknowledgements add 40 ms to every answer."""
     try:
-        family, _, _, _, address = socket.getaddrinfo(
+        family, kind, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        bound = socket.create_server(address[:2], family=family, backlog=_BACKLOG)
+        bound = socket.socket(family, kind, socket.IPPROTO_TCP)
     except OSError as error:
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+        bound.listen(_BACKLOG)
+    except OSError as error:
+        bound.close()
         raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
     bound.setblocking(False)
     return bound

@@ -141,13 +141,16 @@ class TextPart(_Strict):
     text: str
 
 
+_TAGS = ("<text>", "<parts>")
+
+
 def _content_kind(value: object) -> str:
-    return "parts" if isinstance(value, list) else "text"
+    return "<parts>" if isinstance(value, list) else "<text>"
 
 
 Content = Annotated[
-    Annotated[str, Tag("text")]
-    | Annotated[list[TextPart], Field(max_length=MAX_PARTS), Tag("parts")],
+    Annotated[str, Tag("<text>")]
+    | Annotated[list[TextPart], Field(max_length=MAX_PARTS), Tag("<parts>")],
     Discriminator(_content_kind),
 ]
 
@@ -317,7 +320,7 @@ def _real_path(location: tuple[str | int, ...], body: Any) -> tuple[str | int, .
         is_last = index == len(location) - 1
         if _holds(value, part):
             value = value[part]
-        elif not (is_last and isinstance(value, dict)):
+        elif part in _TAGS or not (is_last and isinstance(value, dict)):
             continue
         path.append(part)
     return tuple(path)
