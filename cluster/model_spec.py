@@ -16,6 +16,18 @@ ComputeDtype = Literal["float32", "bfloat16"]
 
 
 @dataclass(frozen=True)
+class YarnSpec:
+    """YaRN (arXiv 2309.00071): rotary frequencies stretched from the pretrained context to a longer one."""
+
+    factor: float
+    original_max_position_embeddings: int
+    beta_fast: float
+    beta_slow: float
+    mscale: float | None
+    mscale_all_dim: float | None
+
+
+@dataclass(frozen=True)
 class MlaSpec:
     """Multi-head latent attention (DeepSeek-V2/V3). The KV pool keeps [kv_lora_rank + qk_rope_head_dim] per token."""
 
@@ -28,6 +40,8 @@ class MlaSpec:
     rope_theta: float
     rope_interleave: bool
     attention_bias: bool
+    yarn: YarnSpec | None
+    """None: plain rotary frequencies."""
 
     @property
     def kv_width(self) -> int:
@@ -99,7 +113,6 @@ _SWITCHES: dict[str, Any] = {
     "scoring_func": "sigmoid",
     "topk_method": "noaux_tc",
     "moe_layer_freq": 1,
-    "rope_scaling": None,
     "quantization_config": None,
 }
 """Keys of which one value can be computed; a missing key means that value."""
@@ -257,6 +270,7 @@ def _read_attention(config: _JsonObject) -> MlaSpec:
     for key, value in implied.items():
         if config.get(key) not in (None, value):
             raise config.refuse(key, f"{value}, which the other sizes imply")
+    rope_theta, yarn = _read_rope(config)
     return MlaSpec(
         num_heads=num_heads,
         q_lora_rank=config.integer_or_null("q_lora_rank"),
@@ -264,33 +278,70 @@ def _read_attention(config: _JsonObject) -> MlaSpec:
         qk_nope_head_dim=nope,
         qk_rope_head_dim=rope,
         v_head_dim=config.integer("v_head_dim"),
-        rope_theta=_read_rope_theta(config),
+        rope_theta=rope_theta,
         rope_interleave=config.flag("rope_interleave", default=True),
         attention_bias=config.flag("attention_bias", default=False),
+        yarn=yarn,
     )
 
 
-def _read_rope_theta(config: _JsonObject) -> float:
-    """Base of the rotary frequencies, at top level or in the dict; where both say something, they must agree."""
-    parameters = config.get("rope_parameters")
-    if parameters is None:
-        return config.number("rope_theta", default=10000.0)
-    if not _is_plain_rope(parameters):
-        raise config.refuse("rope_parameters", '{"rope_type": "default", "rope_theta": number}')
-    nested = _JsonObject(config.file, parameters)
-    if "rope_theta" not in parameters:
-        return config.number("rope_theta", default=10000.0)
-    rope_theta = nested.number("rope_theta", default=10000.0)
-    if config.number("rope_theta", default=rope_theta) != rope_theta:
-        raise config.refuse("rope_theta", f"the value of rope_parameters: {rope_theta}")
-    return rope_theta
+def _read_rope(config: _JsonObject) -> tuple[float, YarnSpec | None]:
+    """Base and scaling of the rotary frequencies. The Hub's `rope_scaling` and `rope_parameters` hold the same keys."""
+    if config.get("rope_scaling") and config.get("rope_parameters"):
+        config.spelling("rope_scaling", "rope_parameters")
+    key = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
+    values = config.get(key)
+    if values is None:
+        return config.number("rope_theta", default=10000.0), None
+    rope_type = _rope_type(values)
+    if rope_type is None:
+        raise config.refuse(key, 'an object of rope_type "default" or "yarn" with its usual keys')
+    parameters = _JsonObject(config.file, values)
+    rope_theta = config.number("rope_theta", default=10000.0)
+    if "rope_theta" in values:
+        rope_theta = parameters.number("rope_theta", default=10000.0)
+        if config.number("rope_theta", default=rope_theta) != rope_theta:
+            raise config.refuse("rope_theta", f"the value of {key}: {rope_theta}")
+    return rope_theta, _read_yarn(parameters) if rope_type == "yarn" else None
 
 
-def _is_plain_rope(parameters: Any) -> bool:
-    known = ("rope_type", "type", "rope_theta")
-    if not isinstance(parameters, dict) or not parameters.keys() <= set(known):
-        return False
-    return all(parameters.get(key, "default") == "default" for key in known[:2])
+_ROPE_KEYS = {
+    "default": {"rope_type", "type", "rope_theta"},
+    "yarn": {
+        *("rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings"),
+        *("beta_fast", "beta_slow", "mscale", "mscale_all_dim"),
+    },
+}
+
+
+def _rope_type(parameters: Any) -> str | None:
+    """None when the type, or a key beside it, is not computed here."""
+    if not isinstance(parameters, dict):
+        return None
+    named = [parameters[key] for key in ("rope_type", "type") if key in parameters] or ["default"]
+    rope_type = named[0]
+    if any(name != rope_type for name in named) or rope_type not in ("default", "yarn"):
+        return None
+    return rope_type if parameters.keys() <= _ROPE_KEYS[rope_type] else None
+
+
+def _read_yarn(parameters: _JsonObject) -> YarnSpec:
+    factor = parameters.number("factor", default=0.0)
+    if factor < 1:
+        raise parameters.refuse("factor", "a number ≥ 1")
+    return YarnSpec(
+        factor=factor,
+        original_max_position_embeddings=parameters.integer("original_max_position_embeddings"),
+        beta_fast=parameters.number("beta_fast", default=32.0),
+        beta_slow=parameters.number("beta_slow", default=1.0),
+        mscale=_number_or_none(parameters, "mscale"),
+        mscale_all_dim=_number_or_none(parameters, "mscale_all_dim"),
+    )
+
+
+def _number_or_none(parameters: _JsonObject, key: str) -> float | None:
+    """None for a missing key, null or 0: all three leave the magnitude to the factor alone."""
+    return parameters.number(key, default=1.0) if parameters.get(key) else None
 
 
 def _read_gate(config: _JsonObject) -> GateSpec:

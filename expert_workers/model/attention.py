@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from expert_workers.kv_pool import KVPool
-from expert_workers.model.layers import Rotation
 from expert_workers.model.numerics import KV_TILE, Numerics
+from expert_workers.model.rotary import Rotation
 from expert_workers.step_inputs import StepInputs
 
 QUERY_BLOCK = 128

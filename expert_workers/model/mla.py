@@ -10,8 +10,8 @@ from torch import Tensor
 from cluster.model_spec import MlaSpec
 from expert_workers.kv_pool import KVPool
 from expert_workers.model.attention import AttentionPlan, LayerRows, attend
-from expert_workers.model.layers import Rotation
 from expert_workers.model.numerics import Numerics
+from expert_workers.model.rotary import Rotation, softmax_scale
 from expert_workers.model.weights import MlaWeights
 
 LATENT_NORM_EPS = 1e-6
@@ -25,7 +25,7 @@ class MlaAttention:
         self._spec = spec
         self._weights = weights
         self._numerics = numerics
-        self._scale = (spec.qk_nope_head_dim + spec.qk_rope_head_dim) ** -0.5
+        self._scale = softmax_scale(spec)
 
     def __call__(self, x: Tensor, plan: AttentionPlan, kv_pool: KVPool, layer: int) -> Tensor:
         """x: [T, H]. Writes the tokens' KV, then attends. Returns [T, H]."""

@@ -12,10 +12,11 @@ from expert_workers.dispatch.base import Dispatcher
 from expert_workers.kv_pool import KVPool
 from expert_workers.model.attention import AttentionPlan
 from expert_workers.model.gate import SigmoidGate
-from expert_workers.model.layers import DenseMlp, RotaryTable
+from expert_workers.model.layers import DenseMlp
 from expert_workers.model.mla import MlaAttention
 from expert_workers.model.moe import MoeLayer
 from expert_workers.model.numerics import Numerics
+from expert_workers.model.rotary import RotaryTable, rotary_frequencies, rotary_magnitude
 from expert_workers.model.weights import LayerWeights, ModelWeights, MoeWeights
 from expert_workers.route_recorder import StepRoutes
 from expert_workers.step_inputs import StepInputs
@@ -30,10 +31,9 @@ class Transformer:
         self._weights = weights
         self._numerics = numerics
         self._rotary = RotaryTable(
-            dim=spec.attention.qk_rope_head_dim,
-            theta=spec.attention.rope_theta,
-            max_positions=spec.max_position_embeddings,
-            device=weights.embedding.device,
+            rotary_frequencies(spec.attention).to(weights.embedding.device),
+            rotary_magnitude(spec.attention.yarn),
+            spec.max_position_embeddings,
         )
         self._layers = [
             DecoderLayer(spec, layer, layer_weights, numerics)

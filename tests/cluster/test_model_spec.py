@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from cluster.errors import CheckpointError
-from cluster.model_spec import read_model_spec
+from cluster.model_spec import YarnSpec, read_model_spec
 from tests.helpers.tiny_checkpoints import DEMO_MODEL_DIR, TINY_CONFIG, hub_spelling, write_json
 
 
@@ -82,8 +82,10 @@ def test_training_keys_and_switched_off_unknown_keys_do_not_matter(tmp_path: Pat
         ("hidden_act", "gelu"),
         ("scoring_func", "softmax"),
         ("topk_method", "greedy"),
-        ("rope_scaling", {"type": "yarn", "factor": 40}),
-        ("rope_parameters", {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 40}),
+        ("rope_scaling", {"type": "linear", "factor": 4}),
+        ("rope_scaling", {"type": "default", "rope_type": "yarn"}),
+        ("rope_scaling", {"type": "yarn", "factor": 40, "attention_factor": 1.1}),
+        ("rope_parameters", {"rope_type": ["yarn"]}),
         ("rope_parameters", {"rope_type": "default", "partial_rotary_factor": 0.5}),
         ("rope_parameters", [1]),
         ("rope_theta", 500.0),
@@ -121,6 +123,26 @@ def test_what_is_not_computed_is_refused_by_file_key_and_value(
         read_model_spec(tmp_path)
     assert str(tmp_path / "config.json") in str(refusal.value)
     assert key in str(refusal.value)
+
+
+YARN = {"factor": 40, "original_max_position_embeddings": 4096, "mscale": 1.0}
+
+
+def test_yarn_is_read_in_both_spellings(tmp_path: Path) -> None:
+    write_config(tmp_path, rope_parameters={"rope_type": "yarn", "rope_theta": 10000.0, **YARN})
+    spec = read_model_spec(tmp_path)
+    assert spec.attention.yarn == YarnSpec(40.0, 4096, 32.0, 1.0, 1.0, None)
+    hub = hub_spelling(TINY_CONFIG) | {"rope_scaling": {"type": "yarn", **YARN}}
+    write_json(tmp_path / "config.json", hub)
+    assert read_model_spec(tmp_path) == spec
+
+
+@pytest.mark.parametrize("key", ["factor", "original_max_position_embeddings"])
+def test_yarn_names_what_it_misses(tmp_path: Path, key: str) -> None:
+    parameters = {name: value for name, value in YARN.items() if name != key}
+    write_config(tmp_path, rope_parameters={"rope_type": "yarn", **parameters})
+    with pytest.raises(CheckpointError, match=f"{key} is missing"):
+        read_model_spec(tmp_path)
 
 
 def test_nested_rope_theta_must_be_a_number(tmp_path: Path) -> None:

@@ -64,6 +64,27 @@ SHAPE_VARIANTS: dict[str, dict[str, Any]] = {
         "rope_interleave": False,
         "rope_parameters": {"rope_theta": 500.0, "rope_type": "default"},
     },
+    "yarn": {
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 8.0,
+            "original_max_position_embeddings": 512,
+            "beta_fast": 32,
+            "beta_slow": 1,
+            "mscale": 0.8,
+            "mscale_all_dim": 1.2,
+        },
+    },
+    "yarn_plain": {
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 8.0,
+            "original_max_position_embeddings": 512,
+        },
+        "rope_interleave": False,
+    },
     "one_group": {"n_group": 1, "topk_group": 1, "n_routed_experts": 8, "num_experts_per_tok": 2},
     "all_dense_but_one": {"first_k_dense_replace": 2, "n_shared_experts": 2},
     "no_dense": {"first_k_dense_replace": 0, "norm_topk_prob": False, "routed_scaling_factor": 1.0},
@@ -137,9 +158,11 @@ def hub_spelling(config: dict[str, Any]) -> dict[str, Any]:
     renamed = {
         key: value for key, value in config.items() if key not in ("rope_parameters", "dtype")
     }
+    scaling = dict(config["rope_parameters"])
+    rope_theta, rope_type = scaling.pop("rope_theta"), scaling.pop("rope_type")
     return renamed | {
-        "rope_theta": config["rope_parameters"]["rope_theta"],
-        "rope_scaling": None,
+        "rope_theta": rope_theta,
+        "rope_scaling": scaling | {"type": rope_type} if scaling else None,
         "torch_dtype": config["dtype"],
         "moe_layer_freq": 1,
         "scoring_func": "sigmoid",

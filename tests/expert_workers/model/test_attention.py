@@ -7,8 +7,8 @@ from torch import Tensor
 
 from expert_workers.kv_pool import KVPool
 from expert_workers.model.attention import AttentionPlan, LayerRows, attend
-from expert_workers.model.layers import RotaryTable
 from expert_workers.model.numerics import DeterministicNumerics, FastNumerics, Numerics
+from expert_workers.model.rotary import RotaryTable
 from expert_workers.step_inputs import StepInputs
 from tests.reference.naive_attention import naive_attention
 
@@ -74,7 +74,7 @@ def make_case(sequences: list[Sequence], block_size: int, filler: float = 0.0) -
 
 
 def attended(case: Case, numerics: Numerics) -> Tensor:
-    table = RotaryTable(dim=2, theta=100.0, max_positions=2048, device=CPU)
+    table = RotaryTable(torch.ones(1), 1.0, 2048)
     rotation = table.at(case.inputs.positions, torch.float32)
     plan = AttentionPlan.of(case.inputs, rotation, case.pool.block_size)
     return attend(plan, case.queries, LayerRows(case.pool, 0, VALUE_WIDTH), numerics)
@@ -149,5 +149,5 @@ def test_step_without_tokens_has_no_spans() -> None:
     case = make_case([Sequence(5, 1)], 16)
     empty = case.inputs.positions[:0]
     inputs = StepInputs(empty, empty, empty, (0,), (), (), 0, *[torch.zeros(0, 1, 1)] * 2, empty)
-    rotation = RotaryTable(dim=2, theta=100.0, max_positions=8, device=CPU).at(empty, torch.float32)
+    rotation = RotaryTable(torch.ones(1), 1.0, 8).at(empty, torch.float32)
     assert AttentionPlan.of(inputs, rotation, 16).spans == ()

@@ -6,10 +6,10 @@ from safetensors import safe_open
 
 from expert_workers.model.attention import AttentionPlan
 from expert_workers.model.checkpoint import SINGLE_FILE
-from expert_workers.model.layers import RotaryTable
 from expert_workers.model.mla import MlaAttention
 from expert_workers.model.numerics import DeterministicNumerics, FastNumerics, Numerics
-from tests.helpers.model_runner import CPU, Chunk, ModelRunner
+from expert_workers.model.rotary import RotaryTable, rotary_frequencies
+from tests.helpers.model_runner import Chunk, ModelRunner
 from tests.helpers.tiny_checkpoints import write_tiny_checkpoint
 from tests.reference.naive_attention import naive_mla
 
@@ -26,7 +26,7 @@ def test_absorbed_form_equals_the_expanded_one(
     spec, weights = runner.spec.attention, runner.weights.layers[0].attention
     x = torch.randn(90, runner.spec.hidden_size, generator=torch.Generator().manual_seed(6))
     inputs = runner.step_inputs([Chunk(0, [3] * 90)])
-    table = RotaryTable(dim=spec.qk_rope_head_dim, theta=1e4, max_positions=90, device=CPU)
+    table = RotaryTable(rotary_frequencies(spec), 1.0, 90)
     rotation = table.at(inputs.positions, torch.float32)
     plan = AttentionPlan.of(inputs, rotation, runner.kv_pool.block_size)
     attended = MlaAttention(spec, weights, numerics)(x, plan, runner.kv_pool, 0)

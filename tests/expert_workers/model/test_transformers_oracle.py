@@ -67,9 +67,10 @@ def test_every_shape_agrees(tmp_path: Path, name: str, numerics: Numerics) -> No
     check_against_reference(tmp_path, numerics, prompt_tokens(120, seed=22))
 
 
-def test_hub_spelling_in_shards_and_bfloat16_agrees(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["plain", "yarn"])
+def test_hub_spelling_in_shards_and_bfloat16_agrees(tmp_path: Path, name: str) -> None:
     form = CheckpointForm(hub_spelling=True, num_shards=3, dtype=torch.bfloat16)
-    write_tiny_checkpoint(tmp_path, seed=4, form=form)
+    write_tiny_checkpoint(tmp_path, seed=4, form=form, **SHAPE_VARIANTS[name])
     check_against_reference(tmp_path, FastNumerics(), prompt_tokens(120, seed=23))
 
 
