@@ -25,6 +25,7 @@ class CellPlan:
     max_model_len: int
     route_budget_bytes: int
     checkpoint_bytes: int
+    exchange_timeout_seconds: float
 
     @property
     def kv_bytes_per_token(self) -> int:

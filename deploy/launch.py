@@ -1,5 +1,6 @@
 """Settings → Ray → placement group → actors → channels: the only wiring. Owner of all Ray handles of a cell."""
 
+import logging
 import os
 import shutil
 import tempfile
@@ -49,7 +50,7 @@ class RayCluster:
                     num_gpus=num_gpus,
                     include_dashboard=False,
                     object_store_memory=OBJECT_STORE_BYTES,
-                    logging_level="error",
+                    logging_level=logging.ERROR,
                     _temp_dir=str(self._directory),
                 )
                 return

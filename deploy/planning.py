@@ -44,6 +44,7 @@ def plan_cell(config: Config) -> CellPlan:
         num_kv_blocks=num_kv_blocks,
         max_model_len=_max_model_len(config, spec, num_kv_blocks),
         route_budget_bytes=_route_budget(config, spec, ep_size * num_kv_blocks),
+        exchange_timeout_seconds=config.cell.exchange_timeout_seconds,
         checkpoint_bytes=sum(entry.num_bytes for entry in tensors.values()),
     )
 

@@ -1,0 +1,77 @@
+"""The Ray actor `ExpertWorker`: one expert-parallel rank. Ray starts and watches it; steps come over ZeroMQ."""
+
+import ray.util
+import torch
+
+from cluster.log import configure_logging
+from cluster.types import Rank
+from deploy.cell_plan import CellPlan
+from expert_workers.device import detect_devices, rank_device
+from expert_workers.ep_group import host_store
+from expert_workers.worker import ExpertWorker as Worker
+from expert_workers.worker import WorkerOptions, build_expert_worker
+from expert_workers.worker_loop import run_worker
+
+
+class ExpertWorker:
+    """`run` occupies one thread of the actor until the cell ends."""
+
+    def __init__(self, plan: CellPlan, rank: int) -> None:
+        configure_logging()
+        torch.set_num_threads(1)
+        self._plan = plan
+        self._rank = Rank(rank)
+        self._fraction = 0.0
+        self._worker: Worker | None = None
+
+    def host_rendezvous(self, timeout_seconds: float) -> tuple[str, int]:
+        """On rank 0: where the ranks meet. The port is bound here before anybody is told."""
+        address = _host_address()
+        self._store = host_store(address, 0, timeout_seconds)
+        return address, self._store.port
+
+    def load(self, store_address: str, store_port: int, timeout_seconds: float) -> None:
+        """Reads this rank's share of the weights and joins the group."""
+        plan = self._plan
+        self._worker = build_expert_worker(
+            WorkerOptions(
+                model_dir=plan.model_dir,
+                rank=self._rank,
+                ep_size=plan.ep_size,
+                dtype=plan.dtype,
+                device=rank_device(detect_devices()),
+                num_kv_blocks=plan.num_kv_blocks,
+                block_size=plan.block_size,
+                deterministic=plan.deterministic,
+                dispatch=plan.dispatch,
+                exchange=plan.exchange,
+                host_address=_host_address(),
+                store_address=store_address,
+                store_port=store_port,
+                join_timeout_seconds=timeout_seconds,
+                exchange_timeout_seconds=plan.exchange_timeout_seconds,
+            ),
+            progress=self._note_progress,
+        )
+
+    def progress(self) -> float:
+        """Fraction of this rank's weights that are loaded."""
+        return self._fraction
+
+    def run(self, engine_endpoint: str, route_endpoint: str) -> None:
+        assert self._worker is not None, "run before load"
+        torch.set_num_threads(1)  # per thread
+        run_worker(
+            self._worker,
+            rank=self._rank,
+            engine_endpoint=engine_endpoint,
+            route_endpoint=route_endpoint,
+        )
+
+    def _note_progress(self, done_bytes: int, total_bytes: int) -> None:
+        self._fraction = done_bytes / max(1, total_bytes)
+
+
+def _host_address() -> str:
+    address: str = ray.util.get_node_ip_address()
+    return address

@@ -1,0 +1,113 @@
+"""A real cell without Ray: forked expert workers over gloo and ZeroMQ, the real worker client, engine and store here."""
+
+import multiprocessing
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cluster.channel import PullSocket, RouterSocket
+from cluster.model_spec import read_model_spec
+from cluster.types import Rank
+from expert_workers.ep_group import host_store
+from expert_workers.worker import WorkerOptions, build_expert_worker
+from expert_workers.worker_loop import run_worker
+from router_service.step_clock import StepClock
+from router_service.worker_client import WorkerClient
+from tests.helpers.engines import EngineHarness
+
+LOOPBACK = "127.0.0.1"
+START_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class CellOptions:
+    model_dir: Path
+    ep_size: int = 1
+    deterministic: bool = True
+    negotiated: bool = False
+    """Even with one rank."""
+    num_kv_blocks: int = 600
+    block_size: int = 16
+    engine: dict[str, Any] = field(default_factory=dict)
+    """Further arguments of EngineHarness."""
+
+
+@contextmanager
+def running_cell(options: CellOptions) -> Iterator[EngineHarness]:
+    spec = read_model_spec(options.model_dir)
+    store = host_store(LOOPBACK, 0, START_SECONDS)
+    with RouterSocket() as front, RouterSocket() as workers, PullSocket() as routes:
+        front.bind(LOOPBACK)
+        endpoints = workers.bind(LOOPBACK), routes.bind(LOOPBACK)
+        context = multiprocessing.get_context("fork")
+        processes = [
+            context.Process(
+                target=_run_rank, args=(options, rank, store.port, *endpoints), daemon=True
+            )
+            for rank in range(options.ep_size)
+        ]
+        for process in processes:
+            process.start()
+        client = WorkerClient(
+            num_ranks=options.ep_size,
+            workers=workers,
+            routes=routes,
+            front=front,
+            on_front=lambda: None,
+            clock=StepClock(factor=50.0, floor_seconds=60.0),
+        )
+        try:
+            client.wait_until_ready(START_SECONDS)
+            harness = EngineHarness(
+                client,
+                spec.route_shape,
+                num_ranks=options.ep_size,
+                block_size=options.block_size,
+                num_kv_blocks=options.num_kv_blocks,
+                **options.engine,
+            )
+            yield harness
+        finally:
+            _end(client, processes)
+
+
+def _run_rank(
+    options: CellOptions, rank: int, store_port: int, engine_endpoint: str, route_endpoint: str
+) -> None:
+    torch.set_num_threads(1)
+    negotiated = options.negotiated or options.ep_size > 1
+    worker = build_expert_worker(
+        WorkerOptions(
+            model_dir=options.model_dir,
+            rank=Rank(rank),
+            ep_size=options.ep_size,
+            dtype="float32",
+            device=torch.device("cpu"),
+            num_kv_blocks=options.num_kv_blocks,
+            block_size=options.block_size,
+            deterministic=options.deterministic,
+            dispatch="negotiated" if negotiated else "local",
+            exchange="gloo",
+            host_address=LOOPBACK,
+            store_address=LOOPBACK,
+            store_port=store_port,
+            join_timeout_seconds=START_SECONDS,
+            exchange_timeout_seconds=START_SECONDS,
+        )
+    )
+    run_worker(
+        worker, rank=Rank(rank), engine_endpoint=engine_endpoint, route_endpoint=route_endpoint
+    )
+
+
+def _end(client: WorkerClient, processes: list[Any]) -> None:
+    client.stop()
+    for process in processes:
+        process.join(timeout=5.0)
+        if process.is_alive():
+            process.kill()
+            process.join()
