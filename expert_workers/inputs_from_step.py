@@ -210,8 +210,11 @@ def _check_sums(step: StepDescriptor) -> None:
 def _check_range(
     step: StepDescriptor, name: str, column: npt.NDArray[np.signedinteger], low: int, end: int
 ) -> None:
-    if len(column) and not (low <= int(column.min()) and int(column.max()) < end):
+    if not len(column):
+        return
+    smallest, largest = int(column.min()), int(column.max())
+    if smallest < low or largest >= end:
         raise StepRefusedError(
-            f"step {step.step_id}: {name} holds {int(column.min())} to {int(column.max())}, "
+            f"step {step.step_id}: {name} holds {smallest if smallest < low else largest}, "
             f"allowed are {low} to {end - 1}"
         )

@@ -36,9 +36,9 @@ class RankContext:
     store_file: Path
     exchange_timeout_seconds: float
 
-    def store(self) -> FileStore:
+    def store(self, generation: str = "first") -> FileStore:
         """Where the ranks meet. A file: a TCP store looks up host names, which may take seconds."""
-        return FileStore(str(self.store_file), self.ep_size)
+        return FileStore(f"{self.store_file}-{generation}", self.ep_size)
 
     @property
     def group_options(self) -> GroupOptions:

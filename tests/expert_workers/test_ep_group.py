@@ -1,0 +1,105 @@
+"""Meeting of ranks: interfaces, missing ranks, stores that are not there."""
+
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+
+from cluster.errors import CellError, ConfigError
+from expert_workers.ep_group import (
+    EpGroup,
+    connect_store,
+    host_store,
+    interface_of,
+    join_group,
+    leave_group,
+)
+from expert_workers.exchange.base import RowSplits
+from expert_workers.exchange.torch_group import TorchGroupExchange
+from tests.helpers.ranks import LOOPBACK, RankContext, RanksFailedError, run_ranks
+
+
+def test_the_interface_of_an_address_is_found() -> None:
+    assert interface_of(LOOPBACK) == "lo"
+
+
+def test_an_address_of_another_host_is_refused_with_this_hosts_interfaces() -> None:
+    with pytest.raises(ConfigError, match=r"owns 192\.0\.2\.1; it has .*lo"):
+        interface_of("192.0.2.1")
+
+
+def test_ranks_meet_at_a_hosted_store_and_exchange_rows() -> None:
+    store = host_store(LOOPBACK, 0, 20.0)
+
+    def send_my_rank(context: RankContext) -> list[int]:
+        options = replace(context.group_options, store_port=store.port)
+        exchange = TorchGroupExchange(join_group(options, connect_store(options)).process_group)
+        splits = exchange.exchange_counts(torch.tensor([context.rank, 2 - context.rank]))
+        rows = torch.full((splits.num_sent, 1), context.rank)
+        return exchange.exchange_rows(rows, splits).flatten().tolist()
+
+    assert run_ranks(2, send_my_rank) == [[1], [0, 0, 1]]
+
+
+def test_a_rank_that_does_not_come_is_named_with_host_address_and_port() -> None:
+    def join_alone(context: RankContext) -> str:
+        options = replace(
+            context.group_options, ep_size=3, store_port=4711, join_timeout_seconds=0.3
+        )
+        with pytest.raises(CellError) as caught:
+            join_group(options, context.store())
+        return str(caught.value)
+
+    (message,) = run_ranks(1, join_alone)
+    assert message == (
+        "rank 0 on host 127.0.0.1 could not join the EP group of 3 at 127.0.0.1:4711 within 0.3 s: "
+        "rank 1, 2 did not arrive"
+    )
+
+
+def test_a_store_that_nobody_hosts_is_an_error_that_names_it() -> None:
+    def connect(context: RankContext) -> str:
+        options = replace(context.group_options, store_port=1, join_timeout_seconds=1.0)
+        with pytest.raises(CellError) as caught:
+            connect_store(options)
+        return str(caught.value)
+
+    (message,) = run_ranks(1, connect)
+    assert message.startswith("rank 0 on host 127.0.0.1 could not join")
+    assert "127.0.0.1:1 within 1 s" in message
+
+
+def test_a_taken_port_is_an_error_that_names_it() -> None:
+    store = host_store(LOOPBACK, 0, 5.0)
+    with pytest.raises(CellError, match=f"no rendezvous store at {LOOPBACK}:{store.port}"):
+        host_store(LOOPBACK, store.port, 5.0)
+
+
+def test_a_closed_group_can_be_joined_again() -> None:
+    def join_twice(context: RankContext) -> int:
+        for generation in ("first", "second"):
+            group: EpGroup = join_group(context.group_options, context.store(generation))
+            splits = TorchGroupExchange(group.process_group).exchange_counts(torch.tensor([1, 1]))
+            assert splits == RowSplits(send=(1, 1), recv=(1, 1))
+            group.close()
+        leave_group()
+        return context.rank
+
+    assert run_ranks(2, join_twice) == [0, 1]
+
+
+def test_the_helper_names_the_rank_that_raised() -> None:
+    def fail_on_one(context: RankContext) -> None:
+        if context.rank == 1:
+            raise ValueError("broken on purpose")
+
+    with pytest.raises(RanksFailedError, match=r"rank 1 raised:[\s\S]*broken on purpose"):
+        run_ranks(2, fail_on_one)
+
+
+def test_the_helper_ends_ranks_that_pass_the_deadline() -> None:
+    started = time.monotonic()
+    with pytest.raises(RanksFailedError, match=r"rank 0 did not finish within 0\.5 s"):
+        run_ranks(1, lambda context: time.sleep(60), deadline_seconds=0.5)
+    assert time.monotonic() - started < 10

@@ -1,0 +1,217 @@
+"""Workers behind their sockets, driven by an engine of the test's own in a process beside them."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from cluster.channel import PullSocket, RouterSocket
+from cluster.errors import CellError, WireError
+from cluster.messages import (
+    RouteChunk,
+    RouteFrame,
+    SequenceEnd,
+    SequenceStart,
+    StepDescriptor,
+    StepResult,
+    ToEngineFromWorker,
+    WorkerFailed,
+    WorkerReady,
+    WorkerStop,
+)
+from cluster.routes import ExpertRoutes
+from cluster.types import DispatchMode
+from cluster.wire import Decoder, encode
+from expert_workers.worker import build_expert_worker
+from expert_workers.worker_loop import run_worker
+from tests.expert_workers.driving import (
+    NUM_KV_BLOCKS,
+    ChunkSpec,
+    DrivenSequence,
+    Driver,
+    OneWorkerCell,
+    make_options,
+    make_prompt,
+    make_step,
+)
+from tests.helpers.ranks import LOOPBACK, RankContext, run_ranks
+
+EP_SIZE = 2
+WAIT_SECONDS = 20.0
+
+
+class SocketCell:
+    """The engine's end: tells workers by name, waits for a result of each and for the routes of those with a gate."""
+
+    dispatch: DispatchMode = "negotiated"
+
+    def __init__(self, workers: RouterSocket, routes: PullSocket) -> None:
+        self._workers = workers
+        self._routes = routes
+        self._decoder: Decoder[ToEngineFromWorker] = Decoder(ToEngineFromWorker)
+        self._route_decoder: Decoder[RouteFrame] = Decoder(RouteFrame)
+
+    def receive(self) -> ToEngineFromWorker:
+        received = self._workers.receive(WAIT_SECONDS)
+        assert received is not None, "no worker answered"
+        return self._decoder.decode(received[1])
+
+    def ready_workers(self) -> list[WorkerReady]:
+        messages = [self.receive() for _ in range(EP_SIZE)]
+        return sorted((m for m in messages if isinstance(m, WorkerReady)), key=lambda m: m.rank)
+
+    def tell(
+        self,
+        rank: int,
+        message: SequenceStart | SequenceEnd | RouteChunk | StepDescriptor | WorkerStop,
+    ) -> None:
+        self.send_frame(rank, encode(message))
+
+    def send_frame(self, rank: int, frame: bytes) -> None:
+        self._workers.send(f"rank-{rank}".encode(), frame)
+
+    def tell_all(self, message: StepDescriptor | WorkerStop) -> None:
+        for rank in range(EP_SIZE):
+            self.tell(rank, message)
+
+    def execute(self, step: StepDescriptor) -> tuple[list[StepResult], list[RouteFrame]]:
+        self.tell_all(step)
+        messages = [self.receive() for _ in range(EP_SIZE)]
+        results = [m for m in messages if isinstance(m, StepResult)]
+        assert len(results) == EP_SIZE, f"not all answered: {messages}"
+        frames = [self._frame() for result in results if result.gate_tokens]
+        return sorted(results, key=lambda r: r.rank), frames
+
+    def _frame(self) -> RouteFrame:
+        frame = self._routes.receive(WAIT_SECONDS)
+        assert frame is not None, "no route frame arrived"
+        return self._route_decoder.decode(frame)
+
+
+def run_cell(engine: Callable[[SocketCell], Any], serve: Callable[[RankContext], Any]) -> list[Any]:
+    """Answers of the workers, then of the engine. The engine's endpoints travel through the ranks' store."""
+
+    def run_one(context: RankContext) -> Any:
+        if context.rank < EP_SIZE:
+            return serve(context)
+        with RouterSocket() as workers, PullSocket() as routes:
+            endpoints = f"{workers.bind(LOOPBACK)} {routes.bind(LOOPBACK)}"
+            context.store("endpoints").set("endpoints", endpoints)
+            return engine(SocketCell(workers, routes))
+
+    return run_ranks(EP_SIZE + 1, run_one)
+
+
+def serve_until_stopped(context: RankContext) -> str:
+    """How the loop ended: "stopped" or the error."""
+    store = context.store("endpoints")
+    engine, routes = store.get("endpoints").decode().split()
+    worker = build_expert_worker(make_options(context.rank, EP_SIZE), store=context.store("group"))
+    try:
+        run_worker(worker, rank=context.rank, engine_endpoint=engine, route_endpoint=routes)
+    except CellError as error:
+        return type(error).__name__
+    return "stopped"
+
+
+def make_sequences(ep_size: int) -> list[DrivenSequence]:
+    return [DrivenSequence(i, make_prompt(20 + 11 * i, seed=i), rank=i % ep_size) for i in range(3)]
+
+
+@dataclass(frozen=True)
+class Story:
+    """Outputs of a cold run and of its replay, the replay's tokens that went through a gate, the cold run's routes."""
+
+    cold: list[list[int]]
+    replayed: list[list[int]]
+    replay_gate_tokens: int
+    route_ids: list[list[int]]
+
+
+def prefill_decode_replay(driver: Driver, ep_size: int) -> Story:
+    cold = make_sequences(ep_size)
+    driver.run(cold, 6)
+    warm = make_sequences(ep_size)
+    for sequence, before in zip(warm, cold, strict=True):
+        routes: ExpertRoutes = before.all_routes
+        sequence.replay = routes.slice(0, len(sequence.prompt))
+    results = driver.run(warm, 6)
+    return Story(
+        [s.output for s in cold],
+        [s.output for s in warm],
+        sum(result.gate_tokens for result in results),
+        [s.all_routes.topk_ids.ravel().tolist() for s in cold],
+    )
+
+
+def tell_by_sockets(cell: SocketCell) -> Story:
+    ready = cell.ready_workers()
+    assert [(r.rank, r.num_kv_blocks) for r in ready] == [(0, NUM_KV_BLOCKS), (1, NUM_KV_BLOCKS)]
+    story = prefill_decode_replay(Driver(cell, chunk_tokens=16), EP_SIZE)
+    cell.tell(0, SequenceEnd([0, 2]))
+    cell.tell_all(WorkerStop())
+    return story
+
+
+def test_two_workers_behind_sockets_generate_what_one_worker_does() -> None:
+    (alone,) = run_ranks(
+        1,
+        lambda context: prefill_decode_replay(
+            Driver(OneWorkerCell(build_expert_worker(make_options()))), ep_size=1
+        ),
+    )
+    first, second, together = run_cell(tell_by_sockets, serve_until_stopped)
+    assert (first, second) == ("stopped", "stopped")
+    assert together == alone
+    assert together.replayed == together.cold
+    assert together.replay_gate_tokens == 3 * 5  # the five tokens that each decodes after its first
+
+
+def test_a_refused_step_is_told_as_its_own_fault_and_a_broken_exchange_as_anothers() -> None:
+    def send_a_step_that_rank_0_cannot_run(cell: SocketCell) -> dict[int, WorkerFailed]:
+        cell.ready_workers()
+        cell.tell(1, SequenceStart(7, 0.0, 1.0, 0))
+        chunks = [
+            ChunkSpec(6, [5, 6], [0], route_id=3, samples=False),
+            ChunkSpec(7, [5, 6], [0], rank=1),
+        ]
+        cell.tell_all(make_step(11, chunks, dispatch="negotiated"))
+        failures = [cell.receive() for _ in range(EP_SIZE)]
+        return {m.rank: m for m in failures if isinstance(m, WorkerFailed)}
+
+    started = time.monotonic()
+    first, second, failures = run_cell(send_a_step_that_rank_0_cannot_run, serve_until_stopped)
+    assert (first, second) == ("StepRefusedError", "ExchangeError")
+    assert [(f.step_id, f.exchange) for _, f in sorted(failures.items())] == [
+        (11, False),
+        (11, True),
+    ]
+    assert failures[0].reason == (
+        "StepRefusedError: step 11: seq 6 replays route 3, which rank 0 has not received for this step"
+    )
+    assert "\n" not in failures[1].reason
+    assert time.monotonic() - started < WAIT_SECONDS
+
+
+def test_a_frame_that_is_no_message_ends_the_worker_with_a_word() -> None:
+    def send_noise(cell: SocketCell) -> WorkerFailed:
+        cell.ready_workers()
+        cell.send_frame(1, b"\x63noise")
+        cell.tell(0, WorkerStop())
+        message = cell.receive()
+        assert isinstance(message, WorkerFailed)
+        return message
+
+    def serve(context: RankContext) -> str:
+        if context.rank == 0:
+            return serve_until_stopped(context)
+        with pytest.raises(WireError, match="protocol version 99"):
+            serve_until_stopped(context)
+        return "refused"
+
+    first, second, failure = run_cell(send_noise, serve)
+    assert (first, second) == ("stopped", "refused")
+    assert (failure.rank, failure.step_id, failure.exchange) == (1, -1, False)
+    assert failure.reason.startswith("WireError: protocol version 99")
