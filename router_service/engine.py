@@ -13,6 +13,7 @@ from cluster.messages import (
     OutputDelta,
     RouteFrame,
     SequenceStart,
+    StepDescriptor,
     StepResult,
     Submit,
 )
@@ -25,7 +26,7 @@ from router_service.publisher import Publisher
 from router_service.request import Request
 from router_service.scheduler import Schedule, Scheduler
 from router_service.step_builder import build_route_chunk, build_step
-from router_service.step_metrics import StepMetrics
+from router_service.step_observer import StepObserver, StepTimeline
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ class Engine:
         store: PrefixStore,
         workers: Workers,
         metrics: Metrics,
+        observer: StepObserver,
         namespace_of: Callable[[str | None], Namespace],
         draw_seed: Callable[[], int],
         clock: Callable[[], float] = time.monotonic,
@@ -73,7 +75,7 @@ class Engine:
         self._draw_seed = draw_seed
         self._clock = clock
         self._publisher = Publisher(store, limits.block_size, metrics)
-        self._step_metrics = StepMetrics(metrics, limits.dispatch)
+        self._observer = observer
         self._requests: dict[tuple[bytes, str], Request] = {}
         self._by_seq_id: dict[SeqId, Request] = {}
         self._finishing: list[Request] = []
@@ -166,15 +168,25 @@ class Engine:
 
         Raises CellError when the step could not be executed: no token is accepted and nothing published then.
         """
-        self._collect_frames()
         started = self._clock()
+        self._collect_frames()
         schedule = self._schedule()
         if not schedule.chunks:
             self._wait_for_frames()
             return
-        results = self._execute(schedule)
+        scheduled = self._clock()
+        descriptor = self._build(schedule)
+        built = self._clock()
+        results = self._workers.execute(descriptor)
+        executed = self._clock()
         self._update(schedule, results)
-        self._step_metrics.committed(schedule, results, self._clock() - started)
+        timeline = StepTimeline(
+            schedule=scheduled - started,
+            build=built - scheduled,
+            execute=executed - built,
+            update=self._clock() - executed,
+        )
+        self._observer.committed(schedule, results, timeline)
 
     def _schedule(self) -> Schedule:
         schedule = self._scheduler.schedule()
@@ -193,7 +205,8 @@ class Engine:
             SequenceStart(request.seq_id, sampling.temperature, sampling.top_p, request.seed),
         )
 
-    def _execute(self, schedule: Schedule) -> list[StepResult]:
+    def _build(self, schedule: Schedule) -> StepDescriptor:
+        """The step as one message; the routes that it replays are sent ahead."""
         step_id = StepId(self.num_steps)
         route_ids = []
         for chunk in schedule.chunks:
@@ -206,14 +219,12 @@ class Engine:
                     chunk.request.home_rank, build_route_chunk(route_id, step_id, chunk)
                 )
             route_ids.append(route_id)
-        return self._workers.execute(
-            build_step(
-                step_id,
-                schedule.chunks,
-                route_ids,
-                placement_epoch=self._limits.placement_epoch,
-                dispatch=self._limits.dispatch,
-            )
+        return build_step(
+            step_id,
+            schedule.chunks,
+            route_ids,
+            placement_epoch=self._limits.placement_epoch,
+            dispatch=self._limits.dispatch,
         )
 
     def _update(self, schedule: Schedule, results: list[StepResult]) -> None:
@@ -236,7 +247,7 @@ class Engine:
         if request.finish_reason is not None:
             return
         request.append_token(token_id)
-        self._step_metrics.token(request, self._clock())
+        self._observer.token(request, self._clock())
         self._deltas.append(
             ClientDelta(request.client, OutputDelta(request.request_id, [token_id], None))
         )
@@ -339,7 +350,7 @@ class Engine:
             self._workers.end_sequences(rank, [request.seq_id])
         del self._requests[request.client, request.request_id]
         del self._by_seq_id[request.seq_id]
-        self._step_metrics.finished(request, reason, self._clock())
+        self._observer.finished(request, reason, self._clock())
 
     def check_invariants(self) -> None:
         """Raises AssertionError. With no request left, no block and no lease is held."""

@@ -43,6 +43,7 @@ from router_service.clients import PrefixStore
 from router_service.engine import Engine, EngineLimits
 from router_service.scheduler import Scheduler, SchedulerLimits
 from router_service.step_clock import StepClock
+from router_service.step_metrics import StepMetrics
 from router_service.worker_client import WorkerClient
 
 IDLE_CHECK_SECONDS = 1.0
@@ -123,6 +124,7 @@ class EngineService:
             store=self._store,
             workers=self._workers,
             metrics=self._metrics,
+            observer=StepMetrics(self._metrics, shape.dispatch),
             namespace_of=namespace_of,
             draw_seed=lambda: secrets.randbits(63),
         )

@@ -1,4 +1,4 @@
-"""What a committed step and an ended request mean in metrics. Knows the metrics, decides nothing."""
+"""What a committed step and an ended request mean in metrics: the observer that every served engine has."""
 
 from collections.abc import Sequence
 
@@ -7,6 +7,7 @@ from cluster.metrics import Metrics
 from cluster.types import DispatchMode, FinishReason
 from router_service.request import Request
 from router_service.scheduler import Schedule
+from router_service.step_observer import StepTimeline
 
 
 class StepMetrics:
@@ -15,13 +16,13 @@ class StepMetrics:
         self._dispatch = dispatch
 
     def committed(
-        self, schedule: Schedule, results: Sequence[StepResult], step_seconds: float
+        self, schedule: Schedule, results: Sequence[StepResult], timeline: StepTimeline
     ) -> None:
         metrics, label = self._metrics, self._dispatch
         timings = [result.timings for result in results]
         metrics.steps.labels(label).inc()
-        metrics.step_seconds.labels(label).observe(step_seconds)
-        metrics.control_seconds.observe(max(0.0, step_seconds - max(t.forward for t in timings)))
+        metrics.step_seconds.labels(label).observe(timeline.total)
+        metrics.control_seconds.observe(timeline.control(results))
         metrics.dispatch_seconds.labels(label).observe(max(t.dispatch for t in timings))
         metrics.combine_seconds.labels(label).observe(max(t.combine for t in timings))
         metrics.gate_seconds.observe(max(t.gate for t in timings))

@@ -13,6 +13,7 @@ from prefix_store.store import PrefixStore
 from router_service.clients import Workers
 from router_service.engine import Engine, EngineLimits
 from router_service.scheduler import Scheduler, SchedulerLimits
+from router_service.step_metrics import StepMetrics
 
 CLIENT = b"http-test"
 
@@ -73,6 +74,7 @@ class EngineHarness:
             store=self.store,
             workers=workers,
             metrics=self.metrics,
+            observer=StepMetrics(self.metrics, "local" if num_ranks == 1 else "negotiated"),
             namespace_of=lambda salt: Namespace(f"model/{salt}"),
             draw_seed=lambda: 7,
         )

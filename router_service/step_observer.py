@@ -1,0 +1,48 @@
+"""Who watches the loop: told of committed steps, tokens and ended requests. Metrics are one observer, benches another."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from cluster.messages import StepResult
+from cluster.types import FinishReason
+from router_service.request import Request
+from router_service.scheduler import Schedule
+
+
+@dataclass(frozen=True)
+class StepTimeline:
+    """Seconds of one step in the engine's thread, one part after the other.
+
+    schedule: late routes taken in, chunks chosen, new sequences announced
+    build:    routes to replay and the descriptor packed
+    execute:  encoded, sent, run by all ranks, all results decoded
+    update:   tokens accepted, blocks published
+    """
+
+    schedule: float
+    build: float
+    execute: float
+    update: float
+
+    @property
+    def total(self) -> float:
+        return self.schedule + self.build + self.execute + self.update
+
+    def transfer(self, results: Sequence[StepResult]) -> float:
+        """The part of `execute` outside the slowest rank's forward: encoding, sockets, wake-ups, skew, decoding."""
+        return max(0.0, self.execute - max(result.timings.forward for result in results))
+
+    def control(self, results: Sequence[StepResult]) -> float:
+        """All that is not the slowest rank's forward."""
+        return self.schedule + self.build + self.transfer(results) + self.update
+
+
+class StepObserver(Protocol):
+    def committed(
+        self, schedule: Schedule, results: Sequence[StepResult], timeline: StepTimeline
+    ) -> None: ...
+
+    def token(self, request: Request, now: float) -> None: ...
+
+    def finished(self, request: Request, reason: FinishReason, now: float) -> None: ...
