@@ -99,13 +99,12 @@ class HttpServer:
         )
         return ports
 
-    def run(self) -> None:
-        """Blocks until `stop` is called from another thread; starts first if that was not done.
+    def wait(self) -> None:
+        """Blocks a started server's caller until `stop` is called from another thread.
 
         Raises what ended the serving thread, if it was not `stop`.
         """
-        if not self._sockets:
-            self.start()
+        assert self._sockets, "start comes first"
         self._ended.result()
 
     def stop(self, seconds: float = 5.0) -> None:

@@ -4,6 +4,7 @@ The only mapping from our exception tree to HTTP. Messages are made of validated
 text encodable and short before it enters one.
 """
 
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -67,13 +68,10 @@ _INTERNAL = _Kind(500, "server_error", "internal_error")
 
 
 def safe_text(value: object) -> str:
-    """`value` as a JSON-like literal for an error message: printable, encodable as UTF-8, at most 80 characters."""
-    if isinstance(value, str):
-        text = ascii(value[: _MAX_QUOTED + 1])
-    elif isinstance(value, list | dict):
-        text = f"a {type(value).__name__} of {len(value)}" if len(value) > 8 else ascii(value)
-    else:
-        text = ascii(value)
+    """`value` as a Python literal for an error message: ASCII, shortened, cheap for values of any size and depth."""
+    short = reprlib.Repr()
+    short.maxlevel, short.maxstring, short.maxlong = 3, _MAX_QUOTED, 200
+    text = short.repr(value).encode("ascii", "backslashreplace").decode()
     return text if len(text) <= _MAX_QUOTED else f"{text[:_MAX_QUOTED]}…"
 
 

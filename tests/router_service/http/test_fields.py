@@ -1,5 +1,6 @@
 """Every field is supported, or neutral, or refused by its name."""
 
+import json
 from typing import Any
 
 import httpx
@@ -148,3 +149,34 @@ def test_fields_that_need_or_contradict_each_other_are_refused(
 ) -> None:
     assert_error(client.post(COMPLETIONS, json=completion_body(**fields)), 400, field)
     assert_serves(client)
+
+
+@pytest.mark.parametrize("depth", [50, 500, *range(900, 1000, 9), 5000])
+@pytest.mark.parametrize("field", ["tools", "logit_bias", "no_such_field", "stop"])
+def test_deeply_nested_values_are_refused_like_others(
+    field: str, depth: int, client: httpx.Client
+) -> None:
+    nested = "[" * depth + "]" * depth
+    content = json.dumps(chat_body())[:-1] + f', "{field}": {nested}}}'
+    response = client.post(CHAT, content=content)
+    assert response.status_code == 400
+    assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("depth", [500, *range(900, 1000, 9), 5000])
+def test_deeply_nested_tool_arguments_are_rendered_or_refused(
+    depth: int, client: httpx.Client
+) -> None:
+    arguments = '{"a": ' + "[" * depth + "]" * depth + "}"
+    function = {"name": "f", "arguments": arguments}
+    call = {"id": "1", "type": "function", "function": function}
+    body = chat_body(messages=[{"role": "assistant", "tool_calls": [call]}])
+    response = client.post(CHAT, json=body)
+    assert response.status_code == 400
+    assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_a_huge_wrong_value_makes_a_short_message(client: httpx.Client) -> None:
+    response = client.post(CHAT, json=chat_body(tools=["x" * 2**20] * 3))
+    assert_error(response, 400, "tools")
+    assert len(response.json()["error"]["message"]) < 300

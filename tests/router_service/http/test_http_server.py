@@ -100,14 +100,15 @@ def test_stopping_twice_and_before_starting_is_allowed() -> None:
     assert not server.alive
 
 
-def test_run_blocks_until_stopped() -> None:
+def test_waiting_ends_when_the_server_is_stopped() -> None:
     server = HttpServer(make_options(NOWHERE))
-    running = threading.Thread(target=server.run)
-    running.start()
-    wait_until(lambda: server.alive)
+    server.start()
+    waiting = threading.Thread(target=server.wait)
+    waiting.start()
+    assert waiting.is_alive()
     server.stop(1)
-    running.join(timeout=10)
-    assert not running.is_alive()
+    waiting.join(timeout=10)
+    assert not waiting.is_alive()
 
 
 def test_small_answers_are_not_held_back_by_the_network_stack() -> None:
