@@ -17,7 +17,6 @@ from cluster.messages import (
     StepResult,
     Submit,
 )
-from cluster.metrics import Metrics
 from cluster.prefix_match import Eviction
 from cluster.routes import ExpertRoutes, RouteShape
 from cluster.types import DispatchMode, EvictTarget, FinishReason, Namespace, Rank, SeqId, StepId
@@ -60,7 +59,6 @@ class Engine:
         scheduler: Scheduler,
         store: PrefixStore,
         workers: Workers,
-        metrics: Metrics,
         observer: StepObserver,
         namespace_of: Callable[[str | None], Namespace],
         draw_seed: Callable[[], int],
@@ -70,11 +68,10 @@ class Engine:
         self._scheduler = scheduler
         self._store = store
         self._workers = workers
-        self._metrics = metrics
         self._namespace_of = namespace_of
         self._draw_seed = draw_seed
         self._clock = clock
-        self._publisher = Publisher(store, limits.block_size, metrics)
+        self._publisher = Publisher(store, limits.block_size, observer)
         self._observer = observer
         self._requests: dict[tuple[bytes, str], Request] = {}
         self._by_seq_id: dict[SeqId, Request] = {}
@@ -192,7 +189,7 @@ class Engine:
         schedule = self._scheduler.schedule()
         for rank, request in schedule.preempted:
             self._workers.end_sequences(rank, [request.seq_id])
-            self._metrics.preemptions.inc()
+            self._observer.preempted(request)
         for request in schedule.admitted:
             self._announce(request)
         return schedule

@@ -123,7 +123,6 @@ class EngineService:
             scheduler=Scheduler(limits, self._store),
             store=self._store,
             workers=self._workers,
-            metrics=self._metrics,
             observer=StepMetrics(self._metrics, shape.dispatch),
             namespace_of=namespace_of,
             draw_seed=lambda: secrets.randbits(63),

@@ -7,21 +7,21 @@ nothing.
 from collections import deque
 from collections.abc import Sequence
 
-from cluster.metrics import Metrics
 from cluster.routes import ExpertRoutes
 from cluster.types import Rank, StepId
 from router_service.clients import PrefixStore
 from router_service.request import Request
 from router_service.scheduler import ScheduledChunk
+from router_service.step_observer import StepObserver
 
 
 class Publisher:
     """Told of every committed step by `expect`, of every arrived frame by `record`."""
 
-    def __init__(self, store: PrefixStore, block_size: int, metrics: Metrics) -> None:
+    def __init__(self, store: PrefixStore, block_size: int, observer: StepObserver) -> None:
         self._store = store
         self._block_size = block_size
-        self._metrics = metrics
+        self._observer = observer
         self._expected: dict[tuple[StepId, Rank], deque[Request]] = {}
 
     def expect(self, step_id: StepId, chunks: Sequence[ScheduledChunk]) -> None:
@@ -73,7 +73,7 @@ class Publisher:
         if publication.conflict:
             request.publishing = False
             num_private = len(block_ids) - (request.num_published_blocks - first)
-            self._metrics.route_conflicts.inc(num_private)
+            self._observer.conflicted(request, num_private)
 
     def forget(self, request: Request) -> None:
         """A dropped request: frames that still come for it are recorded nowhere."""

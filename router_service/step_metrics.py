@@ -52,6 +52,12 @@ class StepMetrics:
             self._metrics.inter_token_latency.observe(now - request.last_token_seconds)
         request.last_token_seconds = now
 
+    def preempted(self, request: Request) -> None:
+        self._metrics.preemptions.inc()
+
+    def conflicted(self, request: Request, num_blocks: int) -> None:
+        self._metrics.route_conflicts.inc(num_blocks)
+
     def finished(self, request: Request, reason: FinishReason, now: float) -> None:
         self._metrics.requests_finished.labels(reason).inc()
         self._metrics.e2e_request_latency.observe(now - request.arrival_seconds)

@@ -1,4 +1,4 @@
-"""Who watches the loop: told of committed steps, tokens and ended requests. Metrics are one observer, benches another."""
+"""Who watches the loop: told of steps, tokens and ended requests. Metrics are one observer, benches another."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -44,5 +44,11 @@ class StepObserver(Protocol):
     ) -> None: ...
 
     def token(self, request: Request, now: float) -> None: ...
+
+    def preempted(self, request: Request) -> None: ...
+
+    def conflicted(self, request: Request, num_blocks: int) -> None:
+        """So many blocks stay private because other experts are recorded for their tokens."""
+        ...
 
     def finished(self, request: Request, reason: FinishReason, now: float) -> None: ...

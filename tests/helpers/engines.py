@@ -73,7 +73,6 @@ class EngineHarness:
             scheduler=self.scheduler,
             store=self.store,
             workers=workers,
-            metrics=self.metrics,
             observer=StepMetrics(self.metrics, "local" if num_ranks == 1 else "negotiated"),
             namespace_of=lambda salt: Namespace(f"model/{salt}"),
             draw_seed=lambda: 7,
