@@ -52,6 +52,8 @@ def main(arguments: list[str] | None = None) -> int:
         config = _config(parsed)
         if parsed.command == "check":
             return _check(config, parsed.json)
+        if parsed.command == "bench":
+            return _bench(config, parsed.json)
         return _serve(config)
     except ConfigError as error:
         print(f"pointsman: {error}", file=sys.stderr)
@@ -78,7 +80,12 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument(
         "--json", type=Path, metavar="FILE", help="also write it as JSON (overwrites)"
     )
-    for command in (serve, check):
+    bench = commands.add_parser("bench", help="measure this machine")
+    bench.add_argument(
+        "what", choices=["control"], help="control: a step's time outside the forward"
+    )
+    bench.add_argument("--json", type=Path, metavar="FILE", help="also write JSON (overwrites)")
+    for command in (serve, check, bench):
         _add_settings(command)
     return parser
 
@@ -109,6 +116,15 @@ def _check(config: Config, json_file: Path | None) -> int:
     print(table(description))
     if json_file is not None:
         json_file.write_text(json.dumps(description, indent=2) + "\n")
+    return 0
+
+
+def _bench(config: Config, json_file: Path | None) -> int:
+    from deploy.bench import control  # as above
+    from deploy.bench.report import report, write
+
+    ep_sizes = [config.cell.ep_size] if config.cell.ep_size else control.EP_SIZES
+    write(report(control.run(config, ep_sizes)), json_file)
     return 0
 
 

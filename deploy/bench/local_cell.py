@@ -1,0 +1,184 @@
+"""A cell for measurements: rank processes without Ray, engine and store here, so that steps can be watched."""
+
+import multiprocessing
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from cluster.channel import PullSocket, RouterSocket
+from cluster.config import Config
+from cluster.messages import Completion, SamplingParams, StepResult, Submit
+from cluster.namespace import model_fingerprint, namespace_of
+from cluster.types import FinishReason
+from deploy.cell_plan import CellPlan
+from expert_workers.ep_group import host_store
+from expert_workers.worker import WorkerOptions, build_expert_worker
+from expert_workers.worker_loop import run_worker
+from prefix_store.store import PrefixStore
+from router_service.engine import Engine, EngineLimits
+from router_service.request import Request
+from router_service.scheduler import Schedule, Scheduler, SchedulerLimits
+from router_service.step_clock import StepClock
+from router_service.step_observer import StepTimeline
+from router_service.worker_client import WorkerClient
+
+LOOPBACK = "127.0.0.1"
+START_SECONDS = 120.0
+_CLIENT = b"bench"
+
+
+@dataclass(frozen=True)
+class WatchedStep:
+    num_tokens: int
+    num_chunks: int
+    timeline: StepTimeline
+    results: Sequence[StepResult]
+
+
+@dataclass
+class RecordingObserver:
+    """Keeps every step; the other events are not needed here."""
+
+    steps: list[WatchedStep] = field(default_factory=list)
+
+    def committed(
+        self, schedule: Schedule, results: Sequence[StepResult], timeline: StepTimeline
+    ) -> None:
+        num_tokens = sum(chunk.num_tokens for chunk in schedule.chunks)
+        self.steps.append(WatchedStep(num_tokens, len(schedule.chunks), timeline, results))
+
+    def token(self, request: Request, now: float) -> None: ...
+
+    def preempted(self, request: Request) -> None: ...
+
+    def conflicted(self, request: Request, num_blocks: int) -> None: ...
+
+    def finished(self, request: Request, reason: FinishReason, now: float) -> None: ...
+
+
+class LocalCell:
+    """Submit, run, look at `observer`."""
+
+    def __init__(self, config: Config, plan: CellPlan, workers: WorkerClient) -> None:
+        fingerprint = model_fingerprint(plan.model_dir, plan.dtype)
+        self.observer = RecordingObserver()
+        self.plan = plan
+        store = PrefixStore(
+            num_ranks=plan.ep_size,
+            num_kv_blocks=plan.num_kv_blocks,
+            block_size=plan.block_size,
+            route_shape=plan.spec.route_shape,
+            route_budget_bytes=plan.route_budget_bytes,
+            kv_bytes_per_block=plan.kv_bytes_per_block,
+        )
+        limits = SchedulerLimits.from_config(
+            config.scheduler,
+            num_ranks=plan.ep_size,
+            block_size=plan.block_size,
+            route_replay=config.store.route_replay,
+        )
+        self.engine = Engine(
+            EngineLimits(
+                num_ranks=plan.ep_size,
+                block_size=plan.block_size,
+                num_kv_blocks=plan.num_kv_blocks,
+                route_shape=plan.spec.route_shape,
+                dispatch=plan.dispatch,
+                placement_epoch=0,
+                frame_timeout_seconds=config.cell.step_timeout_floor_seconds,
+            ),
+            scheduler=Scheduler(limits, store),
+            store=store,
+            workers=workers,
+            observer=self.observer,
+            namespace_of=lambda salt: namespace_of(
+                fingerprint, block_size=plan.block_size, cache_salt=salt
+            ),
+            draw_seed=lambda: 0,
+        )
+
+    def submit(self, request_id: str, prompt: Sequence[int], max_tokens: int) -> None:
+        """Greedy, to the last token."""
+        sampling = SamplingParams(max_tokens, 0.0, 1.0, None, ())
+        ids = np.array(prompt, np.int32)
+        self.engine.submit(_CLIENT, Submit(request_id, ids, sampling, None, False))
+
+    def run(self) -> dict[str, Completion]:
+        """Until all is done."""
+        done: dict[str, Completion] = {}
+        while self.engine.has_work:
+            self.engine.step()
+            for item in self.engine.take_deltas():
+                if item.delta.completion is not None:
+                    done[item.delta.request_id] = item.delta.completion
+        return done
+
+
+@contextmanager
+def local_cell(config: Config, plan: CellPlan) -> Iterator[LocalCell]:
+    """CPU ranks only; each is a fresh process with one compute thread."""
+    store = host_store(LOOPBACK, 0, START_SECONDS)
+    with RouterSocket() as front, RouterSocket() as workers, PullSocket() as routes:
+        front.bind(LOOPBACK)
+        endpoints = workers.bind(LOOPBACK), routes.bind(LOOPBACK)
+        context = multiprocessing.get_context("spawn")
+        processes = [
+            context.Process(
+                target=_run_rank, args=(plan, rank, store.port, *endpoints), daemon=True
+            )
+            for rank in range(plan.ep_size)
+        ]
+        for process in processes:
+            process.start()
+        client = WorkerClient(
+            num_ranks=plan.ep_size,
+            workers=workers,
+            routes=routes,
+            front=front,
+            on_front=lambda: None,
+            clock=StepClock(config.cell.step_timeout_factor, START_SECONDS),
+        )
+        try:
+            client.wait_until_ready(START_SECONDS)
+            yield LocalCell(config, plan, client)
+        finally:
+            client.stop()
+            _end(processes)
+
+
+def _end(processes: list[Any]) -> None:
+    for process in processes:
+        process.join(timeout=5.0)
+        if process.is_alive():
+            process.kill()
+            process.join()
+
+
+def _run_rank(
+    plan: CellPlan, rank: int, store_port: int, engine_endpoint: str, route_endpoint: str
+) -> None:
+    torch.set_num_threads(1)
+    worker = build_expert_worker(
+        WorkerOptions(
+            model_dir=plan.model_dir,
+            rank=rank,
+            ep_size=plan.ep_size,
+            dtype=plan.dtype,
+            device=torch.device("cpu"),
+            num_kv_blocks=plan.num_kv_blocks,
+            block_size=plan.block_size,
+            deterministic=plan.deterministic,
+            dispatch=plan.dispatch,
+            exchange="gloo",
+            host_address=LOOPBACK,
+            store_address=LOOPBACK,
+            store_port=store_port,
+            join_timeout_seconds=START_SECONDS,
+            exchange_timeout_seconds=START_SECONDS,
+        )
+    )
+    run_worker(worker, rank=rank, engine_endpoint=engine_endpoint, route_endpoint=route_endpoint)
