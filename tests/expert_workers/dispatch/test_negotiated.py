@@ -154,24 +154,50 @@ def test_a_tokens_result_has_the_same_bytes_whatever_its_neighbours_are() -> Non
     assert crowded[-3:].numpy().tobytes() == alone.numpy().tobytes()
 
 
-def test_a_rank_killed_mid_exchange_makes_the_others_raise_in_bounded_time() -> None:
+@pytest.mark.parametrize("rows_sent_before", [False, True])
+def test_a_rank_killed_mid_exchange_makes_the_others_raise_in_bounded_time(
+    rows_sent_before: bool,
+) -> None:
     tokens = make_tokens(4, seed=7)
-    ep_size = 4
-    spread = ExpertPlacement.contiguous(NUM_EXPERTS, ep_size)
+    placement = ExpertPlacement.contiguous(NUM_EXPERTS, 4)
 
     def seconds_until_error(context: RankContext) -> float:
-        dispatcher = NegotiatedDispatcher(spread, context.exchange(), CPU)
-        experts = local_experts(spread, context.rank)
+        dispatcher = NegotiatedDispatcher(placement, context.exchange(), CPU)
+        experts = local_experts(placement, context.rank)
         moe_layer(dispatcher, experts, tokens)
         if context.rank == 1:
+            if rows_sent_before:
+                dispatcher.dispatch(tokens.x, tokens.topk_ids, tokens.topk_weights)
             os.kill(os.getpid(), signal.SIGKILL)
         started = time.monotonic()
-        with pytest.raises(ExchangeError, match=f"rank {context.rank}"):
+        with pytest.raises(ExchangeError, match=f"rank {context.rank}: exchange of"):
             moe_layer(dispatcher, experts, tokens)
         return time.monotonic() - started
 
     answers = run_ranks(
-        ep_size, seconds_until_error, exchange_timeout_seconds=5.0, may_die=frozenset({1})
+        4, seconds_until_error, exchange_timeout_seconds=5.0, may_die=frozenset({1})
     )
     assert answers[1] is None
     assert all(answers[rank] < 10.0 for rank in (0, 2, 3))
+
+
+def test_a_rank_that_lives_but_does_not_come_is_an_error_after_the_timeout() -> None:
+    tokens = make_tokens(4, seed=7)
+    placement = ExpertPlacement.contiguous(NUM_EXPERTS, 2)
+
+    def seconds_until_error(context: RankContext) -> float:
+        dispatcher = NegotiatedDispatcher(placement, context.exchange(), CPU)
+        store = context.store("given-up")
+        if context.rank == 1:
+            store.wait(["rank 0 gave up"])
+            return 0.0
+        started = time.monotonic()
+        with pytest.raises(
+            ExchangeError, match=r"rank 0: exchange of counts failed: .*[Tt]imed out"
+        ):
+            moe_layer(dispatcher, local_experts(placement, 0), tokens)
+        store.set("rank 0 gave up", "")
+        return time.monotonic() - started
+
+    waited, _ = run_ranks(2, seconds_until_error, exchange_timeout_seconds=0.5)
+    assert 0.4 < waited < 5.0
