@@ -23,7 +23,7 @@ class Metrics:
     """The metrics of one cell."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        disable_created_metrics()  # a `_created` series beside each counter helps nobody here
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # a `_created` series beside each counter helps nobody here
         self._registry = registry
         self._evictions_seen = {"kv": 0, "routes": 0}
         self._declare_requests()

@@ -1,6 +1,5 @@
 """Workers behind their sockets, driven by an engine of the test's own in a process beside them."""
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -181,7 +180,6 @@ def test_a_refused_step_is_told_as_its_own_fault_and_a_broken_exchange_as_anothe
         failures = [cell.receive() for _ in range(EP_SIZE)]
         return {m.rank: m for m in failures if isinstance(m, WorkerFailed)}
 
-    started = time.monotonic()
     first, second, failures = run_cell(send_a_step_that_rank_0_cannot_run, serve_until_stopped)
     assert (first, second) == ("StepRefusedError", "ExchangeError")
     assert [(f.step_id, f.exchange) for _, f in sorted(failures.items())] == [
@@ -192,7 +190,6 @@ def test_a_refused_step_is_told_as_its_own_fault_and_a_broken_exchange_as_anothe
         "StepRefusedError: step 11: seq 6 replays route 3, which rank 0 has not received for this step"
     )
     assert "\n" not in failures[1].reason
-    assert time.monotonic() - started < WAIT_SECONDS
 
 
 def test_a_frame_that_is_no_message_ends_the_worker_with_a_word() -> None:
