@@ -57,6 +57,11 @@ class Metrics:
         )
         for source in ("computed", "cached", "replayed"):
             self.prompt_tokens.labels(source)
+        self.rank_tokens = self._counter(
+            "rank_tokens_total",
+            "Tokens by home rank: computed with the gate, replayed, or (prompt only) found in its KV",
+            ("rank", "source"),
+        )
         self.generation_tokens = self._counter("generation_tokens_total", "Tokens sampled")
         self.time_to_first_token = self._histogram(
             "time_to_first_token_seconds", "From submit to the first token", _LATENCY_BUCKETS

@@ -9,6 +9,7 @@ from typing import Any
 
 from cluster.config import Config, load_config, parse_set
 from cluster.errors import ConfigError, PointsmanError
+from deploy.ray_environment import set_ray_environment
 
 _FLAGS: list[tuple[str, str, str, dict[str, Any]]] = [
     # flag, dotted path, help, argparse options
@@ -61,6 +62,9 @@ def main(arguments: list[str] | None = None) -> int:
     except PointsmanError as error:
         print(f"pointsman: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:  # before there was anything to take down
+        print("pointsman: interrupted", file=sys.stderr)
+        return 130
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -130,9 +134,12 @@ def _bench(config: Config, json_file: Path | None) -> int:
 
 def _serve(config: Config) -> int:
     from deploy.planning import plan_cell  # as above
-    from deploy.supervisor import serve
 
-    return serve(config, plan_cell(config))
+    plan = plan_cell(config)
+    set_ray_environment()
+    from deploy.supervisor import serve  # imports Ray, which must find its environment set
+
+    return serve(config, plan)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,9 @@
 """Settings → Ray → placement group → actors → channels: the only wiring. Owner of all Ray handles of a cell."""
 
-import logging
 import os
-import shutil
-import tempfile
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import ray
 import ray.exceptions
@@ -15,18 +11,18 @@ import ray.util
 
 from cluster.channel import DealerSocket
 from cluster.config import Config
-from cluster.errors import CellError, DeadlineError
+from cluster.errors import CellError, DeadlineError, PointsmanError
 from cluster.log import logger
 from cluster.messages import CellStatus, RankLost, StatusQuery, Stop, ToHttpServer
 from cluster.namespace import model_fingerprint
 from cluster.wire import Decoder, encode
 from deploy.actors.engine import Engine
-from deploy.actors.expert_worker import ExpertWorker
+from deploy.actors.expert_worker import ExpertWorker, LoadedRank
 from deploy.actors.http_server import HttpServer
 from deploy.cell_plan import CellPlan
+from expert_workers.exchange.base import ExchangeError
 
-OBJECT_STORE_BYTES = 100 * 2**20
-"""Ray's object store is not on our path; this is about its minimum."""
+_PROCESS_DIED = "its process died; if nobody killed it, look for the kernel's out-of-memory killer"
 _LOG = logger("launch")
 
 
@@ -34,38 +30,6 @@ class Progress(Protocol):
     """What a start tells whoever watches it."""
 
     def loading(self, fraction: float) -> None: ...
-
-
-class RayCluster:
-    """A local Ray cluster of our own, in a temporary directory of its own that is removed with it."""
-
-    def __init__(self, num_cpus: int, num_gpus: int) -> None:
-        self._directory = Path(tempfile.mkdtemp(prefix="pointsman-"))
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray has no argument for it
-        for last in (False, True):
-            try:
-                ray.init(
-                    address="local",
-                    num_cpus=num_cpus,
-                    num_gpus=num_gpus,
-                    include_dashboard=False,
-                    object_store_memory=OBJECT_STORE_BYTES,
-                    logging_level=logging.ERROR,
-                    _temp_dir=str(self._directory),
-                )
-                return
-            except (
-                Exception
-            ) as error:  # Ray raises a bare Exception when its 30 s for a node are over
-                ray.shutdown()
-                if last:
-                    shutil.rmtree(self._directory, ignore_errors=True)
-                    raise CellError(f"Ray did not start: {error}") from error
-                _LOG.warning("ray start failed, once more reason=%s", error)
-
-    def close(self) -> None:
-        ray.shutdown()
-        shutil.rmtree(self._directory, ignore_errors=True)
 
 
 @dataclass
@@ -82,6 +46,7 @@ class Cell:
     link: "EngineLink | None" = None
     port: int = 0
     admin_port: int = 0
+    ranks: dict[int, LoadedRank] = field(default_factory=dict)
 
 
 class EngineLink:
@@ -182,7 +147,8 @@ def _load_weights(cell: Cell, config: Config, deadline: float, progress: Progres
     while pending:
         done, pending = ray.wait(pending, num_returns=len(pending), timeout=0.5)
         for ref in done:
-            _get(ref, deadline, f"rank {loads[ref]}")
+            loaded: LoadedRank = _get(ref, deadline, f"rank {loads[ref]}")
+            cell.ranks[loads[ref]] = loaded
         if time.monotonic() > deadline:
             ranks = ", ".join(str(loads[ref]) for ref in pending)
             raise DeadlineError(f"rank {ranks} did not load in time (cell.start_timeout_seconds)")
@@ -190,6 +156,8 @@ def _load_weights(cell: Cell, config: Config, deadline: float, progress: Progres
             fractions = _get([w.progress.remote() for w in workers], deadline, "a rank")
             progress.loading(sum(fractions) / len(fractions))
     progress.loading(1.0)
+    for rank, loaded in sorted(cell.ranks.items()):
+        _LOG.info("rank ready rank=%d pid=%d host=%s", rank, loaded.pid, loaded.host)
 
 
 def _wait_until_ready(cell: Cell, deadline: float) -> None:
@@ -200,7 +168,10 @@ def _wait_until_ready(cell: Cell, deadline: float) -> None:
             return
         ended, _ = ray.wait([cell.engine_ref, *cell.worker_refs], timeout=0)
         for ref in ended:
-            raise CellError(f"a process ended during the start: {reason_of(ref)}")
+            who = "the engine"
+            if ref in cell.worker_refs:
+                who = f"rank {cell.worker_refs.index(ref)}"
+            raise CellError(f"{who} ended during the start: {end_of(ref).reason}")
         if time.monotonic() > deadline:
             raise DeadlineError("the engine did not become ready (cell.start_timeout_seconds)")
 
@@ -212,22 +183,37 @@ def _get(ref: Any, deadline: float, who: str) -> Any:
     except ray.exceptions.GetTimeoutError as error:
         raise DeadlineError(f"{who} did not answer in time (cell.start_timeout_seconds)") from error
     except ray.exceptions.RayTaskError as error:
-        raise CellError(f"{who}: {error.cause}") from error
+        raise CellError(f"{who}: {one_line(error.cause)}") from error
     except ray.exceptions.RayError as error:
-        raise CellError(f"{who}: {one_line(error)}") from error
+        raise CellError(f"{who}: {_PROCESS_DIED}") from error
 
 
-def reason_of(ref: Any) -> str:
-    """Why an endless call ended."""
+@dataclass(frozen=True)
+class End:
+    """How an endless call ended."""
+
+    kind: Literal["returned", "raised", "died"]
+    """died: its process is gone without a word."""
+    reason: str
+    """One line."""
+    exchange: bool = False
+    """Raised by an exchange that broke, so that another rank may be the cause."""
+
+
+def end_of(ref: Any) -> End:
+    """Of a call that has ended."""
     try:
         result = ray.get(ref, timeout=1.0)
     except ray.exceptions.RayTaskError as error:
-        return f"{type(error.cause).__name__}: {error.cause}"
-    except ray.exceptions.RayError as error:
-        return one_line(error)
-    return str(result) if result else "it returned"
+        return End("raised", one_line(error.cause), isinstance(error.cause, ExchangeError))
+    except ray.exceptions.RayError:
+        return End("died", _PROCESS_DIED)
+    return End("returned", str(result) if result else "it returned")
 
 
 def one_line(error: BaseException) -> str:
+    """Our own messages are made to be read; others are not understood without their type."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+    if isinstance(error, PointsmanError) and lines:
+        return lines[0]
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

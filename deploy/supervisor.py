@@ -8,21 +8,26 @@ import threading
 import time
 from collections.abc import Callable
 from types import FrameType
+from typing import Any, TextIO
 
 import ray
 
-from cluster.config import Config
+from cluster.config import Config, HttpSection
 from cluster.errors import CellError, ConfigError
 from cluster.log import configure_logging, logger
 from deploy.cell_plan import CellPlan
-from deploy.launch import Cell, RayCluster, launch_cell, reason_of
+from deploy.launch import Cell, End, end_of, launch_cell
+from deploy.ray_cluster import RayCluster
 
 WATCH_SECONDS = 1.0
 INTERRUPTED = 130
-STOP_SECONDS = 3.0
-"""Each of HTTP server, engine and workers gets so long to leave by itself."""
+"""Exit code of a start that a signal ended."""
+STOP_SECONDS = 2.0
+"""HTTP server first, then engine and workers get so long to leave by themselves."""
 FAREWELL_SECONDS = 8.0
 """A failed engine stays a moment, so that clients read their error."""
+BLAME_SECONDS = 1.5
+"""When an exchange broke: so long until Ray tells which process died. Less than the engine waits for the name."""
 
 _LOG = logger("serve")
 
@@ -45,98 +50,165 @@ class StderrProgress:
 
 
 def serve(config: Config, plan: CellPlan) -> int:
-    """Blocks until a signal (returns 0) or a failure (returns 1)."""
+    """Blocks until SIGINT, SIGTERM or SIGHUP: returns 0, or INTERRUPTED during the start. Raises CellError on failure.
+
+    Standard output gets the ready line only; what Ray and the actors print goes to standard error.
+    """
     configure_logging()
-    check_port(config.http.host, config.http.port, "--port")
-    check_port(config.http.admin_host, config.http.admin_port, "--admin-port")
-    print(
+    check_ports(config.http)
+    say(
         f"starting {plan.served_model_name}: {plan.ep_size} expert workers, "
-        f"{plan.spec.gate.num_experts // plan.ep_size} experts per MoE layer each, {plan.dtype}",
-        file=sys.stderr,
-        flush=True,
+        f"{plan.spec.gate.num_experts // plan.ep_size} experts per MoE layer each, {plan.dtype}"
     )
-    cluster = RayCluster(num_cpus=plan.ep_size + 2, num_gpus=plan.ep_size if plan.uses_gpus else 0)
-    try:
-        _on_signals(signal.default_int_handler)  # after Ray, which sets its own
-        return _serve_in(config, plan)
-    except KeyboardInterrupt:
-        print("interrupted while starting", file=sys.stderr)
-        return INTERRUPTED
-    finally:
-        cluster.close()
+    output = sys.stdout
+    num_gpus = plan.ep_size if plan.uses_gpus else 0
+    on_signals(_interrupt)
+    with contextlib.redirect_stdout(sys.stderr):
+        try:
+            cluster = RayCluster(num_cpus=plan.ep_size + 2, num_gpus=num_gpus)
+            try:
+                on_signals(_interrupt)  # again: Ray sets its own
+                return _serve_in(config, plan, output)
+            finally:
+                on_signals(_ignore)
+                cluster.close()
+        except (KeyboardInterrupt, SystemExit):  # the latter from Ray's SIGTERM handler
+            say("pointsman: interrupted while starting")
+            return INTERRUPTED
 
 
-def _serve_in(config: Config, plan: CellPlan) -> int:
+def _serve_in(config: Config, plan: CellPlan, output: TextIO) -> int:
     cell = launch_cell(config, plan, StderrProgress())
     stop = threading.Event()
-    _on_signals(lambda _signal, _frame: stop.set())
+    on_signals(lambda _signal, _frame: stop.set())
     print(
-        f"pointsman is ready: http://{config.http.host}:{cell.port} "
-        f"(model {plan.served_model_name}, admin http://{config.http.admin_host}:{cell.admin_port})",
+        f"pointsman is ready: {_url(config.http.host, cell.port)} "
+        f"(model {plan.served_model_name}, admin {_url(config.http.admin_host, cell.admin_port)})",
+        file=output,
         flush=True,
     )
     failure = watch(cell, stop)
-    take_down(cell, failure or "the server was asked to stop")
+    if failure is None:
+        say("stopping")
+    take_down(cell, failure or "the server is stopping")
     if failure is not None:
         raise CellError(failure)
     return 0
 
 
-def check_port(host: str, port: int, flag: str) -> None:
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+# --- before anything starts
+
+
+def check_ports(http: HttpSection) -> None:
     """Raises ConfigError now instead of after a minute of loading."""
-    if port == 0:
-        return
+    if http.port and http.port == http.admin_port:
+        raise ConfigError(f"--port and --admin-port are both {http.port}: they must differ")
+    _check_port(http.host, http.port, "--port")
+    _check_port(http.admin_host, http.admin_port, "--admin-port")
+
+
+def _check_port(host: str, port: int, flag: str) -> None:
     try:
-        with socket.create_server((host, port)):
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        with socket.create_server((host, port), family=family):
             pass
     except OSError as error:
         raise ConfigError(
-            f"{flag} {port}: cannot listen on {host}:{port}: {error.strerror}"
+            f"{flag} {port}: cannot listen on {host}:{port}: {error.strerror or error}; "
+            f"{flag} 0 takes any free port"
         ) from error
+
+
+def _url(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+# --- while it serves
 
 
 def watch(cell: Cell, stop: threading.Event) -> str | None:
     """Until `stop` (None) or until a process ends that must not (why)."""
-    names = {cell.engine_ref: "the engine", cell.http_ref: "the HTTP server"}
-    ranks = {ref: rank for rank, ref in enumerate(cell.worker_refs)}
+    calls = [cell.engine_ref, *cell.worker_refs, cell.http_ref]
     while not stop.is_set():
-        ended, _ = ray.wait([*names, *ranks], timeout=WATCH_SECONDS)
-        for ref in ended:
-            reason = reason_of(ref)
-            if ref in ranks:
-                return _rank_lost(cell, ranks[ref], reason)
-            if ref is cell.engine_ref:
-                return f"the engine ended: {reason}"
-            return f"{names[ref]} ended: {reason}"
+        ended, _ = ray.wait(calls, timeout=WATCH_SECONDS)
+        if ended:
+            return _failure(cell, ended[0])
     return None
 
 
-def _rank_lost(cell: Cell, rank: int, reason: str) -> str:
+def _failure(cell: Cell, ref: Any) -> str:
+    if ref in cell.worker_refs:
+        return _rank_lost(cell)
+    if ref is cell.http_ref:
+        return f"the HTTP server ended: {end_of(ref).reason}"
+    end = end_of(ref)
+    return end.reason if end.kind == "returned" else f"the engine ended: {end.reason}"
+
+
+def _rank_lost(cell: Cell) -> str:
     """Tells the engine, which ends every request with this error, and waits for it to have said so."""
-    assert cell.link is not None
+    rank, end = _culprit(cell)
+    loaded = cell.ranks[rank]
+    reason = f"{end.reason} (pid {loaded.pid} on {loaded.host})"
     _LOG.error("rank lost rank=%d reason=%r", rank, reason)
+    assert cell.link is not None
     cell.link.rank_lost(rank, reason)
     ray.wait([cell.engine_ref], timeout=FAREWELL_SECONDS)
     return f"rank {rank} is lost: {reason}"
 
 
+def _culprit(cell: Cell) -> tuple[int, End]:
+    """The rank that failed first hand. Its peers only see a closed connection, often a moment earlier."""
+    deadline = time.monotonic() + BLAME_SECONDS
+    while True:
+        ended, _ = ray.wait(cell.worker_refs, num_returns=len(cell.worker_refs), timeout=0.05)
+        ends = {cell.worker_refs.index(ref): end_of(ref) for ref in ended}
+        rank, end = worst(ends)
+        if not end.exchange or time.monotonic() > deadline:
+            return rank, end
+
+
+def worst(ends: dict[int, End]) -> tuple[int, End]:
+    """The end by rank that explains the others: a dead process, else a failure of its own, else a broken exchange."""
+    return min(ends.items(), key=lambda item: (item[1].kind != "died", item[1].exchange))
+
+
+# --- the end
+
+
 def take_down(cell: Cell, reason: str) -> None:
-    """HTTP first, so that nobody new comes; then the engine, which stops the workers; then whatever is left."""
+    """HTTP first, so that nobody new comes; then the engine, which stops the workers; then whatever is left.
+
+    Takes at most about 3 × STOP_SECONDS, whoever hangs.
+    """
     if cell.http_server is not None:
         with contextlib.suppress(ray.exceptions.RayError):
-            ray.get(cell.http_server.stop.remote(STOP_SECONDS), timeout=STOP_SECONDS + 1)
+            ray.get(cell.http_server.stop.remote(STOP_SECONDS, reason), timeout=STOP_SECONDS + 1)
     if cell.link is not None:
         cell.link.stop(reason)
         cell.link.close()
-    refs = [ref for ref in (cell.engine_ref, *cell.worker_refs) if ref is not None]
-    deadline = time.monotonic() + STOP_SECONDS
-    ray.wait(refs, num_returns=len(refs), timeout=max(0.0, deadline - time.monotonic()))
+    calls = [ref for ref in (cell.engine_ref, *cell.worker_refs) if ref is not None]
+    ray.wait(calls, num_returns=len(calls), timeout=STOP_SECONDS)
     for actor in (cell.http_server, cell.engine, *cell.workers):
         if actor is not None:
             with contextlib.suppress(ray.exceptions.RayError):
                 ray.kill(actor)
 
 
-def _on_signals(handler: Callable[[int, FrameType | None], object]) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, handler)
+def on_signals(handler: Callable[[int, FrameType | None], object]) -> None:
+    """A SIGHUP that is ignored already (nohup) stays ignored."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, handler)
+
+
+def _interrupt(_signal: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _ignore(_signal: int, _frame: FrameType | None) -> None:
+    """The end has begun and takes bounded time."""

@@ -77,6 +77,7 @@ class HttpServer:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop_requested: asyncio.Event | None = None
         self._stop_seconds = 0.0
+        self._stop_reason = ""
 
     def start(self) -> BoundPorts:
         """Binds, serves, returns the ports. Raises ConfigError when a port cannot be bound."""
@@ -107,12 +108,13 @@ class HttpServer:
         assert self._sockets, "start comes first"
         self._ended.result()
 
-    def stop(self, seconds: float = 5.0) -> None:
-        """Ends open streams with an error event and closes the listeners, within about `seconds`. Idempotent."""
+    def stop(self, seconds: float = 5.0, reason: str = "the server is stopping") -> None:
+        """Ends open streams with an error event that holds `reason` and closes the listeners, within about
+        `seconds`. Idempotent."""
         loop, stop_requested = self._loop, self._stop_requested
         if loop is None or stop_requested is None or not self._thread.is_alive():
             return
-        self._stop_seconds = seconds
+        self._stop_seconds, self._stop_reason = seconds, reason
         loop.call_soon_threadsafe(stop_requested.set)
         self._thread.join(timeout=seconds + 5.0)
         if self._thread.is_alive():
@@ -152,7 +154,7 @@ class HttpServer:
             ]
             self._serving.set_result(None)
             await self._stop_requested.wait()
-            client.fail(CellError("the server is stopping"))
+            client.fail(CellError(self._stop_reason))
             await asyncio.gather(*(self._close(listener) for listener in listeners))
         finally:
             await client.close()

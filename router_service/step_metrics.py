@@ -1,6 +1,7 @@
 """What a committed step and an ended request mean in metrics: the observer that every served engine has."""
 
 from collections.abc import Sequence
+from itertools import product
 
 from cluster.messages import StepResult
 from cluster.metrics import Metrics
@@ -14,6 +15,13 @@ class StepMetrics:
     def __init__(self, metrics: Metrics, dispatch: DispatchMode) -> None:
         self._metrics = metrics
         self._dispatch = dispatch
+        for metric in (
+            metrics.steps,
+            metrics.step_seconds,
+            metrics.dispatch_seconds,
+            metrics.combine_seconds,
+        ):
+            metric.labels(dispatch)  # shown before the first step
 
     def committed(
         self, schedule: Schedule, results: Sequence[StepResult], timeline: StepTimeline
@@ -30,8 +38,23 @@ class StepMetrics:
         rows = [int(result.expert_load.sum()) for result in results]
         if max(rows) > 0:
             metrics.expert_load_balancedness.set(sum(rows) / len(rows) / max(rows))
+        self._rank_tokens(schedule, len(results))
         for request in schedule.admitted:
             self._first_admission(request)
+
+    def _rank_tokens(self, schedule: Schedule, num_ranks: int) -> None:
+        """Idle ranks too, so that every series is there from the first step on."""
+        counts = dict.fromkeys(product(range(num_ranks), ("computed", "cached", "replayed")), 0)
+        for chunk in schedule.chunks:
+            assert chunk.request.home_rank is not None
+            source = "replayed" if chunk.replays else "computed"
+            counts[chunk.request.home_rank, source] += chunk.num_tokens
+        for request in schedule.admitted:
+            assert request.home_rank is not None
+            if not request.counted:
+                counts[request.home_rank, "cached"] += request.cached_tokens
+        for (rank, source), num_tokens in counts.items():
+            self._metrics.rank_tokens.labels(rank, source).inc(num_tokens)
 
     def _first_admission(self, request: Request) -> None:
         if request.counted:

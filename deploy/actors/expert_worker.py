@@ -1,5 +1,8 @@
 """The Ray actor `ExpertWorker`: one expert-parallel rank. Ray starts and watches it; steps come over ZeroMQ."""
 
+import os
+from dataclasses import dataclass
+
 import ray.util
 import torch
 
@@ -13,6 +16,14 @@ from expert_workers.worker import WorkerOptions, build_expert_worker
 from expert_workers.worker_loop import run_worker
 
 
+@dataclass(frozen=True)
+class LoadedRank:
+    """Where a rank runs."""
+
+    pid: int
+    host: str
+
+
 class ExpertWorker:
     """`run` occupies one thread of the actor until the cell ends."""
 
@@ -24,13 +35,17 @@ class ExpertWorker:
         self._fraction = 0.0
         self._worker: Worker | None = None
 
+    def __repr__(self) -> str:
+        """Ray puts it before every line that the process prints."""
+        return f"ExpertWorker rank={self._rank}"
+
     def host_rendezvous(self, timeout_seconds: float) -> tuple[str, int]:
         """On rank 0: where the ranks meet. The port is bound here before anybody is told."""
         address = _host_address()
         self._store = host_store(address, 0, timeout_seconds)
         return address, self._store.port
 
-    def load(self, store_address: str, store_port: int, timeout_seconds: float) -> None:
+    def load(self, store_address: str, store_port: int, timeout_seconds: float) -> LoadedRank:
         """Reads this rank's share of the weights and joins the group."""
         plan = self._plan
         self._worker = build_expert_worker(
@@ -53,6 +68,7 @@ class ExpertWorker:
             ),
             progress=self._note_progress,
         )
+        return LoadedRank(os.getpid(), _host_address())
 
     def progress(self) -> float:
         """Fraction of this rank's weights that are loaded."""

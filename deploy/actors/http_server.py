@@ -41,5 +41,5 @@ class HttpServer:
     def run(self) -> None:
         self._service.wait()
 
-    def stop(self, seconds: float) -> None:
-        self._service.stop(seconds)
+    def stop(self, seconds: float, reason: str) -> None:
+        self._service.stop(seconds, reason)

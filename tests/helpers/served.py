@@ -1,0 +1,231 @@
+"""`pointsman serve` as a real process with everything that it starts, recognised by a mark in their environment.
+
+Nothing here looks at processes, ports or files that another Ray or pointsman on this machine may own.
+"""
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeVar
+from urllib.parse import urlsplit
+
+import psutil
+
+READY_SECONDS = 90.0
+GONE_SECONDS = 10.0
+"""After a stop or a failure has ended `serve`, or after a signal: so long until nothing may be left."""
+_MARK = "POINTSMAN_TEST_FLEET"
+_READY = re.compile(
+    r"pointsman is ready: (http://\S+) \(model (\S+), admin (http://[^)]+)\)", re.ASCII
+)
+_RANK = re.compile(r"rank ready rank=(\d+) pid=(\d+)", re.ASCII)
+T = TypeVar("T")
+
+
+def eventually(probe: Callable[[], T | None], seconds: float, what: str) -> T:
+    """The first result that is neither None nor False. Raises AssertionError after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while True:
+        result = probe()
+        if result is not None and result is not False:
+            return result
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{what}: not within {seconds:.0f} s")
+        time.sleep(0.05)
+
+
+class Served:
+    """Owner of one `pointsman serve` process, its temporary directory and its two output files.
+
+    The process leads a session of its own, so a signal to its group is what Ctrl-C in a terminal sends.
+    """
+
+    def __init__(self, *arguments: str, environment: dict[str, str] | None = None) -> None:
+        self._mark = uuid.uuid4().hex
+        self._scratch = Path(tempfile.mkdtemp(prefix="fleet-"))  # short: it holds Unix sockets
+        self.directory = self._scratch / "tmp"
+        self.directory.mkdir()
+        self._out, self._err = self._scratch / "out", self._scratch / "err"
+        self._seen: set[psutil.Process] = set()
+        self._shared_memory: set[Path] = set()
+        self._ports: set[int] = set()
+        with self._out.open("w") as out, self._err.open("w") as err:
+            self.process = subprocess.Popen(
+                [
+                    str(Path(sys.executable).parent / "pointsman"),
+                    *("serve", "--port", "0", "--admin-port", "0"),
+                    *arguments,
+                ],
+                stdout=out,
+                stderr=err,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                env={**os.environ, "TMPDIR": str(self.directory), _MARK: self._mark}
+                | (environment or {}),
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Leaves nothing behind, also after a failed test, whose output it then shows."""
+        if kind is not None:
+            print(f"--- stdout\n{self.stdout}\n--- stderr\n{self.stderr}", file=sys.stderr)
+        for process in self.processes():
+            process.kill()
+        self.process.wait(timeout=GONE_SECONDS)
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    # --- what it says
+
+    @property
+    def stdout(self) -> str:
+        return self._out.read_text()
+
+    @property
+    def stderr(self) -> str:
+        return self._err.read_text()
+
+    @property
+    def failure_lines(self) -> list[str]:
+        return [line for line in self.stderr.splitlines() if line.startswith("pointsman: ")]
+
+    def wait_for_stderr(self, text: str, seconds: float) -> None:
+        eventually(lambda: text in self.stderr or self._ended(), seconds, f"{text!r} on stderr")
+        assert text in self.stderr, f"ended before {text!r}:\n{self.stderr}"
+
+    def wait_until_ready(self) -> Self:
+        eventually(
+            lambda: _READY.search(self.stdout) is not None or self._ended(),
+            READY_SECONDS,
+            "the ready line",
+        )
+        self._ready()
+        self.note()
+        return self
+
+    def _ready(self) -> re.Match[str]:
+        match = _READY.search(self.stdout)
+        assert match is not None, f"ended with {self.process.returncode}:\n{self.stderr}"
+        return match
+
+    def _ended(self) -> bool:
+        return self.process.poll() is not None
+
+    @property
+    def base_url(self) -> str:
+        return self._ready()[1]
+
+    @property
+    def model(self) -> str:
+        return self._ready()[2]
+
+    @property
+    def admin_url(self) -> str:
+        return self._ready()[3]
+
+    # --- its processes
+
+    def processes(self) -> list[psutil.Process]:
+        """All that run now, orphans included; zombies are not processes any more.
+
+        Some processes of Ray write their title over their environment; those are found as children or remembered.
+        """
+        found = {process for process in psutil.process_iter() if self._marked(process)}
+        for process in list(found):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found |= set(process.children(recursive=True))
+        self._seen |= found
+        return [process for process in self._seen if _runs(process)]
+
+    def _marked(self, process: psutil.Process) -> bool:
+        try:
+            return process.environ().get(_MARK) == self._mark
+        except psutil.Error:  # ended meanwhile, or of another user
+            return False
+
+    def pid_of(self, actor: str) -> int:
+        """Of the actor class of which there is one."""
+        (pid,) = [p.pid for p in self.processes() if p.cmdline()[:1] == [f"ray::{actor}.run"]]
+        return pid
+
+    def pid_of_rank(self, rank: int) -> int:
+        return {int(r): int(pid) for r, pid in _RANK.findall(self.stderr)}[rank]
+
+    def note(self) -> None:
+        """Remembers what exists now, for `assert_nothing_left`."""
+        for process in self.processes():
+            try:
+                self._ports |= {
+                    c.laddr.port
+                    for c in process.net_connections("tcp")
+                    if c.status == psutil.CONN_LISTEN
+                }
+                maps = Path(f"/proc/{process.pid}/maps").read_text()
+            except (psutil.Error, OSError):
+                continue
+            self._shared_memory |= {Path(f) for f in re.findall(r"/dev/shm/\S+", maps)}
+
+    # --- its end
+
+    def interrupt(self) -> None:
+        """Ctrl-C: the terminal signals the whole foreground group."""
+        self.note()
+        os.killpg(self.process.pid, signal.SIGINT)
+
+    def terminate(self) -> None:
+        """What a service manager sends, to the parent only."""
+        self.note()
+        self.process.terminate()
+
+    def wait(self, seconds: float) -> int:
+        """The exit code."""
+        return self.process.wait(timeout=seconds)
+
+    def assert_nothing_left(self, seconds: float = GONE_SECONDS) -> None:
+        eventually(lambda: not self.processes(), seconds, f"the end of {self.processes()}")
+        assert list(self.directory.iterdir()) == []
+        assert [file for file in self._shared_memory if file.exists()] == []
+        assert [port for port in self._ports if _listens(port)] == []
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.settimeout(1.0)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def free_port() -> int:
+    """Free a moment ago."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def address_of(url: str) -> tuple[str, int]:
+    parts = urlsplit(url)
+    assert parts.hostname is not None
+    assert parts.port is not None
+    return parts.hostname, parts.port
