@@ -1,7 +1,7 @@
-"""A real cell without Ray: forked expert workers over gloo and ZeroMQ, the real worker client, engine and store here."""
+"""A real cell without Ray: forked expert workers over gloo and ZeroMQ; worker client, engine and store are real."""
 
 import multiprocessing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,11 +10,12 @@ from typing import Any
 import torch
 
 from cluster.channel import PullSocket, RouterSocket
-from cluster.model_spec import read_model_spec
-from cluster.types import Rank
+from cluster.model_spec import ModelSpec, read_model_spec
+from cluster.types import DispatchMode, Rank
 from expert_workers.ep_group import host_store
-from expert_workers.worker import WorkerOptions, build_expert_worker
+from expert_workers.worker import ExpertWorker, WorkerOptions, build_expert_worker
 from expert_workers.worker_loop import run_worker
+from router_service.clients import Workers
 from router_service.step_clock import StepClock
 from router_service.worker_client import WorkerClient
 from tests.helpers.engines import EngineHarness
@@ -34,10 +35,37 @@ class CellOptions:
     block_size: int = 16
     engine: dict[str, Any] = field(default_factory=dict)
     """Further arguments of EngineHarness."""
+    build_worker: Callable[[WorkerOptions], ExpertWorker] = build_expert_worker
+    """Called in the forked process of each rank."""
+
+    @property
+    def dispatch(self) -> DispatchMode:
+        return "negotiated" if self.negotiated or self.ep_size > 1 else "local"
+
+
+@dataclass(frozen=True)
+class RunningRanks:
+    """Expert workers that several engines may use, one after the other: each starts with an empty store."""
+
+    options: CellOptions
+    spec: ModelSpec
+    client: WorkerClient
+
+    def engine(self, workers: Workers | None = None, **arguments: Any) -> EngineHarness:
+        """`workers`: in place of the ranks' own client, for tests that stand between the two."""
+        defaults: dict[str, Any] = {
+            "num_ranks": self.options.ep_size,
+            "block_size": self.options.block_size,
+            "num_kv_blocks": self.options.num_kv_blocks,
+            "dispatch": self.options.dispatch,
+        }
+        return EngineHarness(
+            workers or self.client, self.spec.route_shape, **(defaults | arguments)
+        )
 
 
 @contextmanager
-def running_cell(options: CellOptions) -> Iterator[EngineHarness]:
+def running_ranks(options: CellOptions) -> Iterator[RunningRanks]:
     spec = read_model_spec(options.model_dir)
     store = host_store(LOOPBACK, 0, START_SECONDS)
     with RouterSocket() as front, RouterSocket() as workers, PullSocket() as routes:
@@ -62,25 +90,23 @@ def running_cell(options: CellOptions) -> Iterator[EngineHarness]:
         )
         try:
             client.wait_until_ready(START_SECONDS)
-            harness = EngineHarness(
-                client,
-                spec.route_shape,
-                num_ranks=options.ep_size,
-                block_size=options.block_size,
-                num_kv_blocks=options.num_kv_blocks,
-                **options.engine,
-            )
-            yield harness
+            yield RunningRanks(options, spec, client)
         finally:
             _end(client, processes)
+
+
+@contextmanager
+def running_cell(options: CellOptions) -> Iterator[EngineHarness]:
+    """Ranks and one engine."""
+    with running_ranks(options) as ranks:
+        yield ranks.engine(**options.engine)
 
 
 def _run_rank(
     options: CellOptions, rank: int, store_port: int, engine_endpoint: str, route_endpoint: str
 ) -> None:
     torch.set_num_threads(1)
-    negotiated = options.negotiated or options.ep_size > 1
-    worker = build_expert_worker(
+    worker = options.build_worker(
         WorkerOptions(
             model_dir=options.model_dir,
             rank=Rank(rank),
@@ -90,7 +116,7 @@ def _run_rank(
             num_kv_blocks=options.num_kv_blocks,
             block_size=options.block_size,
             deterministic=options.deterministic,
-            dispatch="negotiated" if negotiated else "local",
+            dispatch=options.dispatch,
             exchange="gloo",
             host_address=LOOPBACK,
             store_address=LOOPBACK,

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 from cluster.messages import Completion, SamplingParams, Submit
 from cluster.metrics import Metrics
 from cluster.routes import RouteShape
-from cluster.types import Namespace
+from cluster.types import DispatchMode, Namespace
 from prefix_store.store import PrefixStore
 from router_service.clients import Workers
 from router_service.engine import Engine, EngineLimits
@@ -42,6 +42,7 @@ class EngineHarness:
         max_num_waiting: int = 1000,
         route_replay: bool = True,
         kv_bytes_per_block: int = 64,
+        dispatch: DispatchMode | None = None,
     ) -> None:
         self.store = PrefixStore(
             num_ranks=num_ranks,
@@ -58,6 +59,7 @@ class EngineHarness:
         limits = SchedulerLimits(
             num_ranks, block_size, budget, max_num_seqs, max_num_waiting, route_replay
         )
+        dispatch = dispatch or ("local" if num_ranks == 1 else "negotiated")
         self.metrics = Metrics(CollectorRegistry())
         self.scheduler = Scheduler(limits, self.store)
         self.engine = Engine(
@@ -66,14 +68,14 @@ class EngineHarness:
                 block_size=block_size,
                 num_kv_blocks=num_kv_blocks,
                 route_shape=route_shape,
-                dispatch="local" if num_ranks == 1 else "negotiated",
+                dispatch=dispatch,
                 placement_epoch=0,
                 frame_timeout_seconds=5.0,
             ),
             scheduler=self.scheduler,
             store=self.store,
             workers=workers,
-            observer=StepMetrics(self.metrics, "local" if num_ranks == 1 else "negotiated"),
+            observer=StepMetrics(self.metrics, dispatch),
             namespace_of=lambda salt: Namespace(f"model/{salt}"),
             draw_seed=lambda: 7,
         )

@@ -1,0 +1,264 @@
+"""Ways in which a cell can come to compute a request: cold, from the prefix store, among others, after a preemption.
+
+Each state drives engines over running ranks and returns what every request computed and answered.
+Letters: T tokens that a request computes (prompt + output − 1), V vocabulary.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from cluster.messages import Completion
+from cluster.routes import ExpertRoutes
+from cluster.types import Namespace, Rank
+from router_service.clients import Workers
+from tests.helpers.cells import CellOptions, RunningRanks, running_ranks
+from tests.helpers.engines import EngineHarness
+from tests.helpers.observation import LogitRows, Observations, build_observed_worker
+
+State = Literal["cold", "kv_hit", "replay", "evicted", "mixed", "preempted"]
+STATES: tuple[State, ...] = ("cold", "kv_hit", "replay", "evicted", "mixed", "preempted")
+BATCH_SIZE = 8
+BLOCK_SIZE = 16
+NEIGHBOUR_TOKENS = (5, 20, 37, 3, 50, 18, 9)
+"""Prompt lengths of the requests beside a single one in a mixed batch."""
+OLDER_PROMPT_TOKENS = 12
+
+
+def random_prompt(num_tokens: int, seed: int, vocab_size: int = 3072) -> list[int]:
+    tokens: list[int] = np.random.default_rng(seed).integers(3, vocab_size, num_tokens).tolist()
+    return tokens
+
+
+@dataclass(frozen=True, eq=False)
+class RequestRun:
+    """What one request answered, and the logits of every chunk that was computed for it, in order of steps."""
+
+    prompt: list[int]
+    token_ids: list[int]
+    completion: Completion
+    chunks: list[LogitRows]
+
+    @property
+    def routes(self) -> ExpertRoutes:
+        ids, weights = self.completion.topk_ids, self.completion.topk_weights
+        assert ids is not None
+        assert weights is not None
+        return ExpertRoutes(ids, weights)
+
+    @property
+    def computed_token_ids(self) -> list[int]:
+        """Everything that was put in: the prompt and all but the last output token."""
+        return [*self.prompt, *self.token_ids[:-1]]
+
+    @property
+    def num_computed(self) -> int:
+        """Tokens computed for it, those that were computed again counted again."""
+        return sum(len(chunk.logits) for chunk in self.chunks)
+
+    def logits(self) -> npt.NDArray[np.float32]:
+        """[T, V] of a request that computed every token once."""
+        assert self.num_computed == len(self.computed_token_ids)
+        return np.concatenate([chunk.logits for chunk in self.chunks])
+
+
+@dataclass(frozen=True)
+class ObservedRanks:
+    """Running ranks whose logits can be read."""
+
+    ranks: RunningRanks
+    observations: Observations
+
+    def bench(self, workers: Workers | None = None, **engine: Any) -> "Bench":
+        return Bench(self, self.ranks.engine(workers, **engine))
+
+
+@contextmanager
+def observed_ranks(model_dir: Path, **options: Any) -> Iterator[ObservedRanks]:
+    """Forked ranks of one model; options as of CellOptions."""
+    with TemporaryDirectory(prefix="pointsman-", dir=_memory_directory()) as name:
+        build_worker = partial(build_observed_worker, Path(name))
+        cell = CellOptions(model_dir, build_worker=build_worker, **options)
+        with running_ranks(cell) as ranks:
+            observations = Observations(Path(name), cell.ep_size, ranks.spec.vocab_size)
+            yield ObservedRanks(ranks, observations)
+
+
+def _memory_directory() -> str | None:
+    """Logits are many: written to memory where the system has such a place."""
+    return "/dev/shm" if Path("/dev/shm").is_dir() else None
+
+
+class Bench:
+    """One engine with an empty store. Owner of its requests, which go by their seq_id."""
+
+    def __init__(self, observed: ObservedRanks, harness: EngineHarness) -> None:
+        self.harness = harness
+        self._observations = observed.observations
+        self._prompts: list[list[int]] = []
+        self._chunks: dict[int, list[LogitRows]] = {}
+        self._observations.take()
+
+    def submit(self, prompt: list[int], max_tokens: int, **sampling: Any) -> int:
+        """Returns the seq_id: the engine counts submits."""
+        seq_id = len(self._prompts)
+        self._prompts.append(prompt)
+        self.harness.submit(f"r{seq_id}", prompt, max_tokens, **sampling)
+        return seq_id
+
+    def step(self, num_steps: int) -> None:
+        for _ in range(num_steps):
+            self.harness.step()
+
+    def finish(self) -> None:
+        """Runs until all requests have ended."""
+        self.harness.run()
+        for seq_id, chunks in self._observations.take().items():
+            self._chunks.setdefault(seq_id, []).extend(chunks)
+
+    def run_of(self, seq_id: int) -> RequestRun:
+        generation = self.harness.generations[f"r{seq_id}"]
+        assert generation.completion is not None
+        chunks = self._chunks.get(seq_id, [])
+        return RequestRun(
+            self._prompts[seq_id], generation.token_ids, generation.completion, chunks
+        )
+
+    def generate(self, prompt: list[int], max_tokens: int, **sampling: Any) -> RequestRun:
+        """One request alone."""
+        seq_id = self.submit(prompt, max_tokens, **sampling)
+        self.finish()
+        return self.run_of(seq_id)
+
+    @property
+    def num_gate_tokens(self) -> int:
+        """Of the metric."""
+        return int(self.harness.metrics.gate_tokens.collect()[0].samples[0].value)
+
+    @property
+    def num_preemptions(self) -> int:
+        return self.harness.scheduler.num_preemptions
+
+    def plant_routes(self, token_ids: list[int], routes: ExpertRoutes, salt: str) -> None:
+        """Leaves routes of full blocks in the store as if some request had computed them, without KV."""
+        store, tokens = self.harness.store, np.array(token_ids, np.int32)
+        num_blocks = routes.num_tokens // BLOCK_SIZE
+        block_ids = store.allocate(Rank(0), num_blocks)
+        assert block_ids is not None
+        records = [
+            routes.slice(block * BLOCK_SIZE, (block + 1) * BLOCK_SIZE)
+            for block in range(num_blocks)
+        ]
+        lease = store.acquire(Namespace(f"model/{salt}"), tokens, 0)
+        publication = store.publish(lease, Rank(0), tokens, 0, block_ids, records)
+        assert publication.outcomes == ("added",) * num_blocks
+        store.release(lease)
+        store.evict("kv")
+
+
+def run_state(
+    observed: ObservedRanks,
+    state: State,
+    budget: int,
+    prompts: Sequence[list[int]],
+    max_tokens: int,
+) -> list[RequestRun]:
+    """One run per prompt. `budget`: tokens of a rank in a step, the longest chunk."""
+    if state == "mixed":
+        return _mixed(observed.bench(budget=budget), prompts, max_tokens)
+    if state == "preempted":
+        return _preempted(observed, budget, prompts, max_tokens)
+    bench = observed.bench(budget=budget)
+    cold = [bench.generate(prompt, max_tokens) for prompt in prompts]
+    if state == "cold":
+        return cold
+    if state == "replay":
+        bench.harness.engine.evict("kv")
+    if state == "evicted":
+        bench.harness.engine.evict("routes")
+    return [bench.generate(prompt, max_tokens) for prompt in prompts]
+
+
+def run_stored_states(
+    observed: ObservedRanks, budget: int, prompts: Sequence[list[int]], max_tokens: int
+) -> dict[State, list[RequestRun]]:
+    """The states that one engine passes through, cold only once."""
+    bench = observed.bench(budget=budget)
+    engine = bench.harness.engine
+    runs: dict[State, list[RequestRun]] = {}
+    for state in STATES[:4]:
+        if state == "replay":
+            engine.evict("kv")
+        if state == "evicted":
+            engine.evict("all")
+        runs[state] = [bench.generate(prompt, max_tokens) for prompt in prompts]
+    return runs
+
+
+def _mixed(bench: Bench, prompts: Sequence[list[int]], max_tokens: int) -> list[RequestRun]:
+    """Half of the batch is decoding when the other half arrives. One neighbour shares half of the first prompt."""
+    neighbours = [random_prompt(n, seed=900 + n) for n in NEIGHBOUR_TOKENS]
+    neighbours[3] = [*prompts[0][: len(prompts[0]) // 2], *neighbours[3]]
+    batch = [*neighbours[: max(0, BATCH_SIZE - len(prompts))], *prompts]
+    seq_ids = []
+    for place, prompt in enumerate(batch):
+        if place == len(batch) // 2:
+            bench.step(3)
+        seq_ids.append(bench.submit(prompt, max_tokens + place % 3))
+    bench.finish()
+    runs = [bench.run_of(seq_id) for seq_id in seq_ids[-len(prompts) :]]
+    return [_shortened(run, max_tokens) for run in runs]
+
+
+def _shortened(run: RequestRun, max_tokens: int) -> RequestRun:
+    """The same request had it asked for fewer tokens."""
+    num_tokens = len(run.prompt) + max_tokens - 1
+    routes = run.routes.slice(0, num_tokens)
+    completion = Completion(
+        finish_reason=run.completion.finish_reason,
+        error=run.completion.error,
+        num_output_tokens=max_tokens,
+        cached_tokens=run.completion.cached_tokens,
+        replayed_tokens=run.completion.replayed_tokens,
+        topk_ids=routes.topk_ids,
+        topk_weights=routes.topk_weights,
+    )
+    chunks = [
+        LogitRows(chunk.first_position, chunk.logits[: num_tokens - chunk.first_position])
+        for chunk in run.chunks
+        if chunk.first_position < num_tokens
+    ]
+    return RequestRun(run.prompt, run.token_ids[:max_tokens], completion, chunks)
+
+
+def _preempted(
+    observed: ObservedRanks, budget: int, prompts: Sequence[list[int]], max_tokens: int
+) -> list[RequestRun]:
+    """On each rank an older request grows until the blocks do not suffice for both, and the younger has to go.
+
+    With a budget of 1 the older one would take every step and a younger one never hold a block; with 2 the younger
+    still computes one token per step.
+    """
+    budget = max(budget, 2)
+    longest = max(len(prompt) for prompt in prompts)
+    num_blocks = max(_blocks(longest + max_tokens), _blocks(longest) + 1)
+    older_max_tokens = longest // budget + 24
+    num_blocks = max(num_blocks, _blocks(OLDER_PROMPT_TOKENS + older_max_tokens))
+    bench = observed.bench(budget=budget, num_kv_blocks=num_blocks)
+    for rank in range(observed.ranks.options.ep_size):
+        bench.submit(random_prompt(OLDER_PROMPT_TOKENS, seed=800 + rank), older_max_tokens)
+    seq_ids = [bench.submit(prompt, max_tokens) for prompt in prompts]
+    bench.finish()
+    assert bench.num_preemptions > 0, "the state was not reached: nobody was preempted"
+    return [bench.run_of(seq_id) for seq_id in seq_ids]
+
+
+def _blocks(num_tokens: int) -> int:
+    return -(-num_tokens // BLOCK_SIZE)
