@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+
 from cluster.errors import CellError, OverloadedError, RequestError
 from cluster.messages import (
     Completion,
@@ -85,20 +87,11 @@ class Engine:
 
     def submit(self, client: bytes, submit: Submit) -> None:
         """Raises OverloadedError or RequestError; nothing is kept then."""
+        self._check(client, submit)
         if not self._scheduler.has_room():
             raise OverloadedError(
                 f"{len(self._scheduler.waiting)} requests are waiting, which is the bound "
                 "(scheduler.max_num_waiting); try again later"
-            )
-        needed = -(
-            -(len(submit.prompt_token_ids) + submit.sampling.max_tokens) // self._limits.block_size
-        )
-        if needed > self._limits.num_kv_blocks or not len(submit.prompt_token_ids):
-            raise RequestError(
-                f"{len(submit.prompt_token_ids)} prompt tokens with max_tokens "
-                f"{submit.sampling.max_tokens} need {needed} KV blocks, a rank has "
-                f"{self._limits.num_kv_blocks}: shorten the prompt or raise --kv-memory",
-                field="prompt",
             )
         seed = submit.sampling.seed if submit.sampling.seed is not None else self._draw_seed()
         request = Request(
@@ -116,10 +109,42 @@ class Engine:
         self._by_seq_id[request.seq_id] = request
         self._scheduler.add(request)
 
+    def _check(self, client: bytes, submit: Submit) -> None:
+        """What an HTTP server promises of a submit, and that a rank can ever hold it."""
+        prompt, sampling = submit.prompt_token_ids, submit.sampling
+        if prompt.dtype != np.int32 or prompt.ndim != 1 or not len(prompt):
+            raise RequestError(
+                f"prompt_token_ids of shape {list(prompt.shape)} and dtype {prompt.dtype}: "
+                "send [n] int32 with at least one token",
+                field="prompt",
+            )
+        if sampling.max_tokens < 1:
+            raise RequestError(
+                f"max_tokens is {sampling.max_tokens}: ask for at least 1", field="max_tokens"
+            )
+        needed = -(-(len(prompt) + sampling.max_tokens) // self._limits.block_size)
+        if needed > self._limits.num_kv_blocks:
+            raise RequestError(
+                f"{len(prompt)} prompt tokens with max_tokens {sampling.max_tokens} need {needed} KV "
+                f"blocks, a rank has {self._limits.num_kv_blocks}: shorten the prompt or raise "
+                "--kv-memory",
+                field="prompt",
+            )
+        if (client, submit.request_id) in self._requests:
+            raise RequestError(
+                f"request_id {submit.request_id!r} is in use: give every request an id of its own",
+                field="request_id",
+            )
+
     def abort(self, client: bytes, request_id: str) -> None:
         """Unknown ids are ignored: the request may just have ended. No completion is sent, nobody listens."""
         request = self._requests.get((client, request_id))
         if request is not None:
+            self._drop(request, "abort")
+
+    def abort_all(self, client: bytes) -> None:
+        """The HTTP server is gone, and all who listened with it."""
+        for request in [r for r in self._requests.values() if r.client == client]:
             self._drop(request, "abort")
 
     def finish(self, client: bytes, request_id: str, num_output_tokens: int) -> None:
@@ -131,12 +156,15 @@ class Engine:
         self._retire(request, "stop")
 
     def fail_all(self, reason: str) -> None:
-        """Ends every request with an error."""
-        for request in list(self._requests.values()):
+        """Ends every request with an error; workers are told nothing, they may be what failed."""
+        requests = list(self._requests.values())
+        for request in requests:
             request.error = reason
-            request.finish_reason = "error"
-            self._complete(request)
-        self._finishing.clear()
+            self._emit(request, "error")
+        for (
+            request
+        ) in requests:  # apart, so that all errors are there whatever state the rest is in
+            self._forget(request, "error")
 
     def evict(self, part: EvictTarget) -> Eviction:
         return self._store.evict(part)
@@ -298,10 +326,13 @@ class Engine:
         routes = ExpertRoutes(frame.topk_ids, frame.topk_weights)
         start = 0
         for num_tokens in frame.num_tokens.tolist():
-            self._publisher.record(
-                StepId(frame.step_id), Rank(frame.rank), routes.slice(start, start + num_tokens)
+            # a copy: a view would keep the routes of everybody in this step as long as this request lives
+            end = start + num_tokens
+            part = ExpertRoutes(
+                routes.topk_ids[start:end].copy(), routes.topk_weights[start:end].copy()
             )
-            start += num_tokens
+            self._publisher.record(StepId(frame.step_id), Rank(frame.rank), part)
+            start = end
 
     def _complete_finished(self) -> None:
         ready = [r for r in self._finishing if not r.num_pending_frames]
@@ -312,8 +343,11 @@ class Engine:
     def _complete(self, request: Request) -> None:
         reason = request.finish_reason
         assert reason is not None
-        completion = self._completion(request, reason)
+        self._emit(request, reason)
         self._drop(request, reason)
+
+    def _emit(self, request: Request, reason: FinishReason) -> None:
+        completion = self._completion(request, reason)
         self._deltas.append(
             ClientDelta(request.client, OutputDelta(request.request_id, [], completion))
         )
@@ -336,15 +370,19 @@ class Engine:
         )
 
     def _drop(self, request: Request, reason: FinishReason) -> None:
-        """Forgets a request; its blocks and lease go back."""
-        request.finish_reason = reason
+        """Forgets a request, here and at its rank."""
         rank = request.home_rank
+        self._forget(request, reason)
+        if rank is not None:
+            self._workers.end_sequences(rank, [request.seq_id])
+
+    def _forget(self, request: Request, reason: FinishReason) -> None:
+        """Blocks and lease go back."""
+        request.finish_reason = reason
         if request in self._finishing:
             self._finishing.remove(request)
         self._scheduler.remove(request)
         self._publisher.forget(request)
-        if rank is not None:
-            self._workers.end_sequences(rank, [request.seq_id])
         del self._requests[request.client, request.request_id]
         del self._by_seq_id[request.seq_id]
         self._observer.finished(request, reason, self._clock())

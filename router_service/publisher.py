@@ -49,11 +49,15 @@ class Publisher:
         self.publish(request)
 
     def publish(self, request: Request) -> None:
-        """Offers the full blocks that are complete now."""
+        """Offers the full blocks that are complete now. What was refused for want of room in the route budget is
+        offered again with the next block, not with every token."""
         first, end = request.num_published_blocks, request.num_publishable_blocks
-        if not request.publishing or request.lease is None or end <= first:
+        if not request.publishing or request.lease is None:
+            return
+        if end <= max(first, request.num_offered_blocks):
             return
         assert request.home_rank is not None
+        request.num_offered_blocks = end
         size = self._block_size
         block_ids = request.block_table[first:end].tolist()
         publication = self._store.publish(

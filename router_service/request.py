@@ -33,6 +33,17 @@ class RouteLog:
             self._parts.append(routes)
             self.num_tokens += routes.num_tokens
 
+    def num_same_parts(self, others: list[ExpertRoutes]) -> int:
+        """Leading ones of `others`, which follow each other from position 0, that have the same expert ids here."""
+        mine = self.slice(0, sum(other.num_tokens for other in others))
+        start = 0
+        for number, other in enumerate(others):
+            end = start + other.num_tokens
+            if not mine.slice(start, end).same_ids(other):
+                return number
+            start = end
+        return len(others)
+
     def slice(self, start: int, end: int) -> ExpertRoutes:
         """Routes of tokens [start, end). Copies only where the range crosses parts."""
         picked = []
@@ -85,8 +96,8 @@ class Request:
         self.private_blocks: set[BlockId] = set()
         self.num_computed_tokens = 0
         self.num_published_blocks = 0
-        self.shareable_blocks: int | None = None
-        """After a preemption: only so many of its blocks are known to be recorded with its own routes."""
+        self.num_offered_blocks = 0
+        """Full blocks that the store was asked to take; what it refused of them stays private."""
         self.publishing = True
         self.route_log = RouteLog(route_shape)
         self.num_pending_frames = 0
@@ -159,6 +170,7 @@ class Request:
         self.private_blocks.clear()
         self.num_computed_tokens = 0
         self.num_published_blocks = 0
+        self.num_offered_blocks = 0
 
     @property
     def num_publishable_blocks(self) -> int:

@@ -6,12 +6,13 @@ gap under a token budget per rank (vLLM v1). First come, first served; the young
 
 from bisect import bisect_left
 from collections import Counter, deque
+from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 
 from cluster.config import SchedulerSection
-from cluster.prefix_match import PrefixMatch
-from cluster.types import BlockId, Rank
+from cluster.prefix_match import Lease, PrefixMatch
+from cluster.types import Rank
 from router_service.clients import PrefixStore
 from router_service.rank_selection import SEQUENCE_COST, RankCandidate, select_home_rank
 from router_service.request import Request
@@ -67,25 +68,24 @@ class SchedulerLimits:
 
 
 class _InFlight:
-    """Full prompt blocks that running requests compute and have not published yet, by key."""
+    """Full prompt blocks that requests compute, or have computed, and have not offered to the store yet, by key."""
 
-    def __init__(self, running: list[Request], block_size: int) -> None:
+    def __init__(self, requests: Iterable[Request], block_size: int) -> None:
         self._block_size = block_size
         self.anywhere: dict[bytes, Request] = {}
         self.on_rank: dict[tuple[Rank, bytes], Request] = {}
-        for request in running:
+        for request in requests:
             self.add(request)
 
     def add(self, request: Request) -> None:
         assert request.home_rank is not None
         if not request.publishing:
             return
-        first = request.num_published_blocks
-        if (
-            not request.num_pending_frames
-        ):  # what is computed was offered; what was refused will not come
-            first = max(first, request.num_computed_tokens // self._block_size)
-        for key in request.prompt_block_keys[first:]:
+        # what was offered and refused will not come; what is not computed of an ended request neither
+        first = max(request.num_published_blocks, request.num_offered_blocks)
+        ended = request.finish_reason is not None
+        end = request.num_computed_tokens // self._block_size if ended else None
+        for key in request.prompt_block_keys[first:end]:
             self.anywhere.setdefault(key, request)
             self.on_rank.setdefault((request.home_rank, key), request)
 
@@ -107,6 +107,8 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         """In order of arrival."""
+        self.retired: list[Request] = []
+        """Ended, but their routes are still on their way."""
         self.num_preemptions = 0
 
     # --- requests come and go
@@ -118,20 +120,20 @@ class Scheduler:
         self.waiting.append(request)
 
     def remove(self, request: Request) -> None:
-        """Takes a request off both sets and gives back its blocks and lease."""
-        if request in self.running:
+        """Takes a request off all sets and gives back its blocks and lease."""
+        if request.home_rank is None:
+            if request in self.waiting:
+                self.waiting.remove(request)
+        elif request in self.retired:
+            self.retired.remove(request)
+        else:
             self.running.remove(request)
-        elif request in self.waiting:
-            self.waiting.remove(request)
         self._give_back(request)
 
     def retire(self, request: Request) -> None:
         """Takes a finished request off the running set; it keeps its blocks until its routes have arrived."""
         self.running.remove(request)
-
-    def give_back(self, request: Request) -> None:
-        """After `retire`: blocks and lease."""
-        self._give_back(request)
+        self.retired.append(request)
 
     def _give_back(self, request: Request) -> None:
         if request.home_rank is not None and request.private_blocks:
@@ -150,7 +152,7 @@ class Scheduler:
         preempted: list[tuple[Rank, Request]] = []
         chunks = self._schedule_running(budgets, preempted)
         admitted: list[Request] = []
-        if not preempted:
+        if not preempted or not chunks:  # when all were preempted, the oldest begins again
             self._admit(budgets, chunks, admitted)
         chunks.sort(key=lambda chunk: chunk.request.home_rank or 0)
         return Schedule(chunks, admitted, preempted)
@@ -199,8 +201,6 @@ class Scheduler:
 
     def _preempt(self, request: Request) -> None:
         self.running.remove(request)
-        if request.num_recorded_tokens:
-            request.shareable_blocks = request.num_published_blocks
         self._give_back(request)
         request.home_rank = None
         self.num_preemptions += 1
@@ -219,17 +219,19 @@ class Scheduler:
         window = list(islice(self.waiting, min(WAITING_WINDOW, 4 * places)))
         if not window:
             return
-        admission = _Admission(self._limits, self._store, self.running, window)
+        admission = _Admission(self._limits, self._store, self.running, self.retired, window)
         for request in window:
             if request.num_pending_frames:
                 continue  # its own routes are still on their way; it replays them
             candidate = admission.choose(request)
+            while candidate and not candidate.waits and not self._start(request, candidate):
+                admission.close(candidate.rank)  # to younger requests too: first come, first served
+                candidate = admission.choose(request)
             if candidate is None:
                 break  # every rank is full
             if candidate.waits:
                 continue
-            if not self._start(request, candidate, budgets):
-                break  # first come, first served
+            self._allocate_first_chunk(request, candidate.rank, budgets[candidate.rank])
             admitted.append(request)
             admission.started(request)
             chunk = self._chunk(
@@ -239,11 +241,11 @@ class Scheduler:
                 budgets[candidate.rank] -= chunk.num_tokens
                 chunks.append(chunk)
 
-    def _start(self, request: Request, candidate: "_Choice", budgets: list[int]) -> bool:
-        """Leases the match and takes blocks for the first chunk. False (nothing taken) when there are too few."""
+    def _start(self, request: Request, candidate: "_Choice") -> bool:
+        """Leases the match. False, and nothing taken, when the rank has too few blocks for what is known."""
         rank = candidate.rank
-        lease = self._store.acquire(request.namespace, request.token_ids, candidate.num_leased)
-        block_ids = self._store.kv_block_ids(lease, rank, candidate.num_kv_now)
+        lease, num_kv = self._lease(request, candidate)
+        block_ids = self._store.kv_block_ids(lease, rank, num_kv)
         missing = -(-request.num_tokens // self._limits.block_size) - len(block_ids)
         if self._store.num_allocatable(rank) < missing:
             self._store.release(lease)
@@ -251,29 +253,41 @@ class Scheduler:
         request.lease = lease
         request.home_rank = rank
         request.add_blocks(block_ids, private=False)
-        request.num_computed_tokens = candidate.num_kv_now
+        request.num_computed_tokens = num_kv
         request.num_published_blocks = len(block_ids)
         known = request.num_recorded_tokens
-        if known < candidate.num_leased:
-            for routes in self._store.routes(lease, known, candidate.num_leased):
+        if known < lease.num_tokens:
+            for routes in self._store.routes(lease, known, lease.num_tokens):
                 request.route_log.append(routes)
         if not request.was_admitted:
             request.was_admitted = True
-            request.cached_tokens = candidate.num_kv_now
-            request.replayed_tokens = request.num_recorded_tokens - candidate.num_kv_now
+            request.cached_tokens = num_kv
+            request.replayed_tokens = request.num_recorded_tokens - num_kv
             request.unreplayed_tokens = candidate.num_matched - candidate.num_leased
-        first = self._allocate_first_chunk(request, rank, budgets[rank])
-        request.add_blocks(first, private=True)
         self.waiting.remove(request)
         self._insert_running(request)
         return True
 
-    def _allocate_first_chunk(self, request: Request, rank: Rank, budget: int) -> list[BlockId]:
+    def _lease(self, request: Request, candidate: "_Choice") -> tuple[Lease, int]:
+        """The lease and the tokens whose KV is taken with it. A request that has routes of its own takes KV from the
+        tree only as far as it was made with the same ones: they may have been evicted and recorded anew."""
+        namespace, token_ids = request.namespace, request.token_ids
+        lease = self._store.acquire(namespace, token_ids, candidate.num_leased)
+        num_own = min(request.num_recorded_tokens, candidate.num_kv_now)
+        theirs = self._store.routes(lease, 0, num_own)
+        num_same = request.route_log.num_same_parts(theirs)
+        if num_same == len(theirs):
+            return lease, candidate.num_kv_now
+        self._store.release(lease)
+        num_kv = num_same * self._limits.block_size
+        return self._store.acquire(namespace, token_ids, num_kv), num_kv
+
+    def _allocate_first_chunk(self, request: Request, rank: Rank, budget: int) -> None:
         num_tokens = min(self._next_chunk_length(request), budget)
         missing = request.num_missing_blocks(request.num_computed_tokens + num_tokens)
         block_ids = self._store.allocate(rank, missing) if missing else []
         assert block_ids is not None, "num_allocatable promised more"
-        return block_ids
+        request.add_blocks(block_ids, private=True)
 
     def _insert_running(self, request: Request) -> None:
         place = bisect_left(self.running, request.seq_id, key=lambda r: r.seq_id)
@@ -302,11 +316,13 @@ class _Admission:
         limits: SchedulerLimits,
         store: PrefixStore,
         running: list[Request],
+        retired: list[Request],
         window: list[Request],
     ) -> None:
         self._limits = limits
         self._store = store
-        self._in_flight = _InFlight(running, limits.block_size)
+        self._in_flight = _InFlight(chain(running, retired), limits.block_size)
+        self._closed: set[Rank] = set()
         self._load = [0.0] * limits.num_ranks
         self._num_seqs = [0] * limits.num_ranks
         self._has_started = False
@@ -326,6 +342,10 @@ class _Admission:
             self._has_started = True
             self._in_flight.add(request)
 
+    def close(self, rank: Rank) -> None:
+        """Too few blocks there for a request that waits: nobody else starts there in this pass."""
+        self._closed.add(rank)
+
     def _current_match(self, request: Request) -> PrefixMatch:
         """Blocks taken for an earlier request of this pass may have evicted KV that was matched before."""
         if self._has_started:
@@ -344,15 +364,15 @@ class _Admission:
         return keys[min(num_blocks, len(keys)) - 1] if num_blocks and keys else None
 
     def choose(self, request: Request) -> _Choice | None:
-        """The cheapest rank with a free place, charged with this request; None when all are full.
+        """The cheapest open rank with a free place; None when there is none.
 
-        A request that waits is charged too: it will come, and the others must see it.
+        A rank is charged with a request that waits for its prefix: it will come, and the others must see it.
         """
         match = self._current_match(request)
         ranks = [
             Rank(r)
             for r in range(self._limits.num_ranks)
-            if self._num_seqs[r] < self._limits.max_num_seqs
+            if self._num_seqs[r] < self._limits.max_num_seqs and r not in self._closed
         ]
         if not ranks:
             return None
@@ -374,8 +394,6 @@ class _Admission:
     def _view(self, request: Request, match: PrefixMatch, rank: Rank) -> tuple[RankCandidate, int]:
         size = self._limits.block_size
         num_kv_now = min(match.num_kv_tokens[rank], (request.num_tokens - 1) // size * size)
-        if request.shareable_blocks is not None:
-            num_kv_now = min(num_kv_now, request.shareable_blocks * size)
         num_kv, load = num_kv_now, self._load[rank]
         computing = self._computing(request, rank, num_kv_now)
         if computing is not None:
@@ -396,7 +414,12 @@ class _Admission:
         return self._in_flight.on_rank.get((rank, keys[block])) if block < len(keys) else None
 
     def _waits(self, request: Request, match: PrefixMatch) -> bool:
-        """Somebody computes the next block that has no routes yet: its routes, at least, can be had soon."""
+        """Somebody computes the next block that has no routes yet: its routes, at least, can be had soon.
+
+        No reason to wait when they would not be replayed: with replay off, or with routes of its own.
+        """
+        if request.num_recorded_tokens or not self._limits.route_replay:
+            return False
         keys = request.prompt_block_keys
         block = match.num_route_tokens // self._limits.block_size
         return block < len(keys) and keys[block] in self._in_flight.anywhere
