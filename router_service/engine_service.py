@@ -51,6 +51,8 @@ IDLE_CHECK_SECONDS = 1.0
 FAREWELL_SECONDS = 5.0
 """How long a cell that failed still answers, so that every client reads its error."""
 
+STARTING = "starting"
+
 _LOG = logger("engine")
 
 
@@ -63,6 +65,10 @@ class CellShape:
     block_size: int
     route_shape: RouteShape
     dispatch: DispatchMode
+
+
+class _StopAsked(Exception):
+    """Stop came before the workers were ready."""
 
 
 class EngineService:
@@ -89,7 +95,7 @@ class EngineService:
         self.route_endpoint = self._route_socket.bind(host)
         self._decoder: Decoder[ToEngine] = Decoder(ToEngine)
         self._commands: deque[tuple[bytes, Submit | Abort | Finish | EvictCommand]] = deque()
-        self._not_ready = "starting"
+        self._not_ready = STARTING
         self._stopping: str | None = None
         cell = config.cell
         self._workers = WorkerClient(
@@ -133,18 +139,28 @@ class EngineService:
     def run(self) -> str | None:
         """Serves until Stop (returns None) or until the cell fails (returns why).
 
-        Queries are answered from the first moment on, "starting" included.
+        Queries are answered from the first moment on, "starting" included. Whatever ends the loop, every open request
+        gets its error first; what is nobody's fault but the engine's own is then raised.
         """
+        try:
+            failure = self._run()
+        except Exception as error:
+            self._end(f"the engine failed: {type(error).__name__}: {error}")
+            raise
+        self._end(failure)
+        return failure
+
+    def _run(self) -> str | None:
         try:
             self._workers.wait_until_ready(self._config.cell.start_timeout_seconds)
             self._not_ready = ""
             _LOG.info("ready ranks=%d dispatch=%s", self._shape.num_ranks, self._shape.dispatch)
             self._serve()
-            failure = None
+        except _StopAsked:
+            return None
         except CellError as error:
-            failure = str(error)
-        self._end(failure)
-        return failure
+            return str(error)
+        return None
 
     def _serve(self) -> None:
         checked = True
@@ -175,29 +191,37 @@ class EngineService:
     def _end(self, failure: str | None) -> None:
         reason = failure or f"the server is stopping: {self._stopping}"
         self._not_ready = reason
-        self._engine.fail_all(reason)
-        self._ship()
-        if failure is not None:
-            _LOG.error("cell failed reason=%r", failure)
-            self._answer_for(FAREWELL_SECONDS)
-        self._workers.stop()
-        for socket in (self._front, self._worker_socket, self._route_socket):
-            socket.close_after_sending(1.0)
+        try:
+            self._engine.fail_all(reason)
+        finally:
+            self._ship()
+            if failure is not None:
+                _LOG.error("cell failed reason=%r", failure)
+            self._answer_for(0.0 if failure is None else FAREWELL_SECONDS)
+            self._workers.stop()
+            for socket in (self._front, self._worker_socket, self._route_socket):
+                socket.close_after_sending(1.0)
 
     def _answer_for(self, seconds: float) -> None:
+        """Answers what has arrived already and what still does; Stop ends the wait."""
         deadline = time.monotonic() + seconds
-        while self._stopping is None and (remaining := deadline - time.monotonic()) > 0:
+        self._run_commands()
+        while (received := self._front.receive(self._remaining(deadline))) is not None:
+            self._take(*received, may_raise=False)
             self._run_commands()
-            received = self._front.receive(remaining)
-            if received is not None:
-                self._take(*received, may_raise=False)
+
+    def _remaining(self, deadline: float) -> float:
+        return 0.0 if self._stopping is not None else max(0.0, deadline - time.monotonic())
 
     # --- messages from HTTP servers and the launcher
 
     def _take_front(self) -> None:
-        """Takes all that has arrived. Raises RankLostError when the launcher reports a death."""
+        """Takes all that has arrived. Raises RankLostError when the launcher reports a death, and while starting
+        refuses what needs a step at once."""
         while (received := self._front.receive(0.0)) is not None:
             self._take(*received, may_raise=True)
+        if self._not_ready:
+            self._run_commands()
 
     def _take(self, peer: bytes, frame: bytes, *, may_raise: bool) -> None:
         try:
@@ -215,6 +239,8 @@ class EngineService:
                 self._send(peer, self._status(query_id))
             case Stop(reason):
                 self._stopping = reason
+                if self._not_ready == STARTING:
+                    raise _StopAsked
             case RankLost(rank, reason):
                 if may_raise:
                     raise RankLostError(rank, reason)
@@ -254,17 +280,18 @@ class EngineService:
         by_client: dict[bytes, list[OutputDelta]] = {}
         for item in self._engine.take_deltas():
             by_client.setdefault(item.client, []).append(item.delta)
-        for client, deltas in by_client.items():
-            if not self._send(client, OutputBatch(deltas)):
-                for delta in deltas:
-                    self._engine.abort(client, delta.request_id)
+        gone = [c for c, deltas in by_client.items() if not self._send(c, OutputBatch(deltas))]
+        for (
+            client
+        ) in gone:  # only when the others have theirs: an abort may find that a worker is lost
+            self._engine.abort_all(client)
 
     def _send(self, peer: bytes, message: ToHttpServer) -> bool:
         """False when the HTTP server is gone."""
         try:
             self._front.send(peer, encode(message))
         except CellError as error:
-            _LOG.warning("http server gone peer=%s reason=%s", peer.decode(), error)
+            _LOG.warning("http server gone peer=%r reason=%s", peer, error)
             return False
         return True
 

@@ -57,8 +57,11 @@ class WorkerClient:
         self._route_decoder: Decoder[RouteFrame] = Decoder(RouteFrame)
         self._front = front.socket
         self._poller = zmq.Poller()
-        self._poller.register(workers.socket, zmq.POLLIN)
-        self._poller.register(self._front, zmq.POLLIN)
+        self._route_poller = zmq.Poller()
+        for poller in (self._poller, self._route_poller):
+            poller.register(workers.socket, zmq.POLLIN)
+            poller.register(self._front, zmq.POLLIN)
+        self._route_poller.register(routes.socket, zmq.POLLIN)
 
     # --- start and stop
 
@@ -122,11 +125,11 @@ class WorkerClient:
         return results
 
     def route_frames(self, timeout_seconds: float) -> list[RouteFrame]:
+        if timeout_seconds:
+            self._await_routes(timeout_seconds)
         frames = []
-        data = self._routes.receive(timeout_seconds)
-        while data is not None:
+        while (data := self._routes.receive(0.0)) is not None:
             frames.append(self._route_decoder.decode(data))
-            data = self._routes.receive(0.0)
         return frames
 
     # --- waiting
@@ -136,6 +139,18 @@ class WorkerClient:
             self._workers.send(peer_name(rank), frame)
         except CellError as error:
             raise RankLostError(rank, str(error)) from error
+
+    def _await_routes(self, timeout_seconds: float) -> None:
+        """Until a frame is there or the timeout has passed. Serves the front; raises when a rank fails meanwhile."""
+        deadline = time.monotonic() + timeout_seconds
+        while (remaining := deadline - time.monotonic()) > 0:
+            events = dict(self._route_poller.poll(int(remaining * 1000) + 1))
+            if self._routes.socket in events:
+                return
+            if self._front in events:
+                self._on_front()
+            if self._workers.socket in events:
+                self.take_failure()
 
     def _gather(self, step_id: int, started: float, limit_seconds: float) -> list[StepResult]:
         results: dict[int, StepResult] = {}
@@ -161,14 +176,17 @@ class WorkerClient:
         raise RankLostError(failure.rank, failure.reason)
 
     def _receive(self, deadline: float) -> ToEngineFromWorker | None:
-        """The next message of any worker, or None once the deadline has passed. Serves the front meanwhile."""
+        """The next message of any worker, or None once the deadline has passed. Serves the front meanwhile.
+
+        An answer that is there counts also when this process woke up too late to take it in time.
+        """
         while True:
+            received = self._workers.receive(0.0)
+            if received is not None:
+                return self._decoder.decode(received[1])
             remaining = deadline - time.monotonic()
             if remaining <= 0:
                 return None
             events = dict(self._poller.poll(int(remaining * 1000) + 1))
             if self._front in events:
                 self._on_front()
-            received = self._workers.receive(0.0)
-            if received is not None:
-                return self._decoder.decode(received[1])
