@@ -150,6 +150,8 @@ class Bench:
         """Leaves routes of full blocks in the store as if some request had computed them, without KV."""
         store, tokens = self.harness.store, np.array(token_ids, np.int32)
         num_blocks = routes.num_tokens // BLOCK_SIZE
+        if num_blocks == 0:
+            return
         block_ids = store.allocate(Rank(0), num_blocks)
         assert block_ids is not None
         records = [
@@ -199,6 +201,26 @@ def run_stored_states(
         if state == "evicted":
             engine.evict("all")
         runs[state] = [bench.generate(prompt, max_tokens) for prompt in prompts]
+    return runs
+
+
+def run_injected(
+    observed: ObservedRanks,
+    budget: int,
+    prompts: Sequence[list[int]],
+    routes: Sequence[ExpertRoutes],
+    max_tokens: int,
+) -> list[RequestRun]:
+    """Full blocks of every prompt replay the given routes; the gate chooses for the rest."""
+    bench = observed.bench(budget=budget)
+    for number, (prompt, record) in enumerate(zip(prompts, routes, strict=True)):
+        bench.plant_routes(prompt, record, salt=f"injected-{number}")
+    runs = [
+        bench.generate(prompt, max_tokens, cache_salt=f"injected-{number}")
+        for number, prompt in enumerate(prompts)
+    ]
+    for run in runs:
+        assert run.completion.replayed_tokens == len(run.prompt) // BLOCK_SIZE * BLOCK_SIZE
     return runs
 
 

@@ -1,0 +1,23 @@
+"""The full product of states and chunk sizes on one and two ranks, over short prompts around block borders."""
+
+import pytest
+
+from tests.helpers.laboratory import Case, Laboratory, product_cases
+from tests.helpers.states import STATES
+
+SHORT_LENGTHS = (1, 15, 16, 17, 31, 32, 33)
+CASES = product_cases(["demo", "plain"], [1, 2], STATES, [1, 7, 16, 512], SHORT_LENGTHS)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_tokens_routes_and_logits_are_the_bytes_of_a_cold_run(
+    laboratory: Laboratory, case: Case
+) -> None:
+    assert laboratory.outcome_in_passing(case).byte_differences == ()
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_logits_and_greedy_tokens_are_those_of_transformers(
+    laboratory: Laboratory, case: Case
+) -> None:
+    assert laboratory.outcome_in_passing(case).comparison.failures == ()
