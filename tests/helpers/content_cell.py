@@ -1,0 +1,250 @@
+"""An engine service over real sockets whose workers hold digests: one thread serves, one plays all ranks."""
+
+import threading
+from typing import TypeVar
+
+import numpy as np
+
+from cluster.channel import DealerSocket, PushSocket
+from cluster.config import CellSection, Config, SchedulerSection
+from cluster.messages import (
+    CellStatus,
+    Completion,
+    OutputBatch,
+    Refused,
+    RouteChunk,
+    SamplingParams,
+    SequenceEnd,
+    SequenceStart,
+    StatusQuery,
+    StepDescriptor,
+    Stop,
+    Submit,
+    ToEngine,
+    ToHttpServer,
+    ToWorker,
+    WorkerReady,
+    WorkerStop,
+)
+from cluster.types import Namespace, Rank
+from cluster.wire import Decoder, encode
+from prefix_store.store import PrefixStore
+from router_service.engine_service import CellShape, EngineService
+from tests.helpers.content_workers import SHAPE, ContentWorkers
+
+HOST = "127.0.0.1"
+PATIENCE = 20.0
+BLOCK_SIZE = 4
+NUM_KV_BLOCKS = 64
+_POLL = 0.02
+A = TypeVar("A")
+
+
+class ContentRanks:
+    """Plays all ranks of a cell in one thread. Owner of their sockets while the thread runs.
+
+    `may_answer` is cleared by a test to hold a step's answer back; `hang_up` closes every socket of a rank, as its
+    death would.
+    """
+
+    def __init__(self, service: EngineService, num_ranks: int) -> None:
+        self.content = ContentWorkers(num_ranks, BLOCK_SIZE)
+        self.may_answer = threading.Event()
+        self.may_answer.set()
+        self.in_step = threading.Event()
+        self._service = service
+        self._num_ranks = num_ranks
+        self._stop = threading.Event()
+        self._hang_up: int | None = None
+        self._have_step: set[int] = set()
+        self._decoder: Decoder[ToWorker] = Decoder(ToWorker)
+        self._thread = threading.Thread(target=self._run)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def hang_up(self, rank: int) -> None:
+        self._hang_up = rank
+
+    def stop(self) -> None:
+        self.may_answer.set()
+        self._stop.set()
+        self._thread.join(PATIENCE)
+        assert not self._thread.is_alive()
+
+    def _run(self) -> None:
+        sockets = {rank: DealerSocket(f"rank-{rank}") for rank in range(self._num_ranks)}
+        routes = PushSocket()
+        routes.connect(self._service.route_endpoint)
+        for rank, socket in sockets.items():
+            socket.connect(self._service.worker_endpoint)
+            socket.send(encode(WorkerReady(rank, 0, NUM_KV_BLOCKS)))
+        while not self._stop.is_set() and sockets:
+            for rank, socket in list(sockets.items()):
+                if rank == self._hang_up or not self._serve(rank, socket, sockets, routes):
+                    sockets.pop(rank).close()
+        for socket in sockets.values():
+            socket.close()
+        routes.close_after_sending(1.0)
+
+    def _serve(
+        self, rank: int, socket: DealerSocket, sockets: dict[int, DealerSocket], routes: PushSocket
+    ) -> bool:
+        frame = socket.receive(_POLL)
+        if frame is None:
+            return True
+        match self._decoder.decode(frame):
+            case WorkerStop():
+                socket.close_after_sending(1.0)
+                return False
+            case SequenceStart() as start:
+                self.content.start_sequence(Rank(rank), start)
+            case SequenceEnd(seq_ids):
+                self.content.end_sequences(Rank(rank), seq_ids)
+            case RouteChunk() as chunk:
+                self.content.send_routes(Rank(rank), chunk)
+            case StepDescriptor() as step:
+                self._have_step.add(rank)
+                if len(self._have_step) == self._num_ranks:
+                    self._have_step.clear()
+                    self._execute(step, sockets, routes)
+        return True
+
+    def _execute(
+        self, step: StepDescriptor, sockets: dict[int, DealerSocket], routes: PushSocket
+    ) -> None:
+        """Once every rank has the step, every rank has all that was sent before it."""
+        self.in_step.set()
+        self.may_answer.wait(PATIENCE)
+        for result in self.content.execute(step):
+            if result.rank in sockets and result.rank != self._hang_up:
+                sockets[result.rank].send(encode(result))
+        for frame in self.content.route_frames(0.0):
+            routes.send(encode(frame))
+
+
+class Client:
+    """One HTTP server's socket, driven by hand."""
+
+    def __init__(self, endpoint: str, identity: str = "http-0") -> None:
+        self.socket = DealerSocket(identity)
+        self.socket.connect(endpoint)
+        self._decoder: Decoder[ToHttpServer] = Decoder(ToHttpServer)
+        self.tokens: dict[str, list[int]] = {}
+        self.completions: dict[str, Completion] = {}
+        self.refusals: dict[str, Refused] = {}
+
+    def send(self, message: ToEngine) -> None:
+        self.socket.send(encode(message))
+
+    def submit(self, request_id: str, prompt: list[int], max_tokens: int) -> None:
+        sampling = SamplingParams(max_tokens, 0.0, 1.0, None, ())
+        self.send(Submit(request_id, np.array(prompt, np.int32), sampling, None, False))
+
+    def receive(self) -> ToHttpServer:
+        frame = self.socket.receive(PATIENCE)
+        assert frame is not None, "no answer from the engine"
+        return self._decoder.decode(frame)
+
+    def answer(self, kind: type[A]) -> A:
+        """The next message of this kind; what comes before it is taken in."""
+        while not isinstance(message := self.receive(), kind):
+            self._take(message)
+        self._take(message)
+        return message
+
+    def wait_for(self, *request_ids: str) -> None:
+        """Until each of these has its completion or its refusal."""
+        while not all(i in self.completions or i in self.refusals for i in request_ids):
+            self._take(self.receive())
+
+    def wait_for_token(self, request_id: str) -> None:
+        while not self.tokens.get(request_id):
+            self._take(self.receive())
+
+    def status(self) -> CellStatus:
+        self.send(StatusQuery(1))
+        return self.answer(CellStatus)
+
+    def _take(self, message: object) -> None:
+        match message:
+            case Refused(request_id):
+                assert request_id not in self.refusals
+                self.refusals[request_id] = message
+            case OutputBatch(deltas):
+                for delta in deltas:
+                    self.tokens.setdefault(delta.request_id, []).extend(delta.token_ids)
+                    if delta.completion is not None:
+                        assert delta.request_id not in self.completions
+                        self.completions[delta.request_id] = delta.completion
+
+
+class ContentCell:
+    """A service in a thread, ranks in another one, a client to talk to it. A context manager that ends them all."""
+
+    def __init__(
+        self,
+        *,
+        num_ranks: int = 2,
+        ranks_come: bool = True,
+        store_class: type[PrefixStore] = PrefixStore,
+        step_timeout_seconds: float = PATIENCE,
+        max_num_waiting: int = 100,
+        max_num_seqs: int = 8,
+    ) -> None:
+        cell = CellSection(step_timeout_factor=1.0, step_timeout_floor_seconds=step_timeout_seconds)
+        scheduler = SchedulerSection(
+            max_num_batched_tokens=16, max_num_seqs=max_num_seqs, max_num_waiting=max_num_waiting
+        )
+        self.store = store_class(
+            num_ranks=num_ranks,
+            num_kv_blocks=NUM_KV_BLOCKS,
+            block_size=BLOCK_SIZE,
+            route_shape=SHAPE,
+            route_budget_bytes=4 * num_ranks * NUM_KV_BLOCKS * BLOCK_SIZE * SHAPE.bytes_per_token,
+            kv_bytes_per_block=64,
+        )
+        self.service = EngineService(
+            Config(cell=cell, scheduler=scheduler),
+            CellShape(num_ranks, NUM_KV_BLOCKS, BLOCK_SIZE, SHAPE, "negotiated"),
+            store=self.store,
+            namespace_of=lambda salt: Namespace(f"model/{salt}"),
+            host=HOST,
+        )
+        self.ranks = ContentRanks(self.service, num_ranks)
+        self.client = Client(self.service.front_endpoint)
+        self.failure: str | None = None
+        self.error: Exception | None = None
+        self._ranks_come = ranks_come
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        try:
+            self.failure = self.service.run()
+        except Exception as error:
+            self.error = error
+
+    def join(self) -> None:
+        """Waits for the end of the service."""
+        self._thread.join(PATIENCE)
+        assert not self._thread.is_alive(), "the service did not end"
+
+    def wait_until_ready(self) -> None:
+        while not self.client.status().ready:
+            pass
+
+    def __enter__(self) -> "ContentCell":
+        self._thread.start()
+        if self._ranks_come:
+            self.ranks.start()
+            self.wait_until_ready()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.ranks.may_answer.set()
+        if self._thread.is_alive():
+            self.client.send(Stop("the test ends"))
+        self.join()
+        if self._ranks_come:
+            self.ranks.stop()
+        self.client.socket.close()

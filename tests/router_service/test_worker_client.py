@@ -1,0 +1,252 @@
+"""The engine's side of the worker sockets over real ZeroMQ; the workers are sockets that the test plays itself."""
+
+import threading
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from cluster.channel import DealerSocket, PullSocket, PushSocket, RouterSocket
+from cluster.errors import DeadlineError, RankLostError, WireError
+from cluster.messages import (
+    RouteFrame,
+    StepDescriptor,
+    StepResult,
+    StepTimings,
+    ToWorker,
+    WorkerFailed,
+    WorkerReady,
+    WorkerStop,
+)
+from cluster.types import Rank, StepId
+from cluster.wire import Decoder, encode
+from router_service.step_builder import build_step
+from router_service.step_clock import StepClock
+from router_service.worker_client import WorkerClient
+
+HOST = "127.0.0.1"
+PATIENCE = 10.0
+SHORT = 0.2
+
+
+class Ends:
+    """Both ends of a cell of two ranks in one thread: the client, the workers' sockets, one socket at the front."""
+
+    def __init__(self) -> None:
+        self.front = RouterSocket()
+        self.launcher = DealerSocket("launcher")
+        self.launcher.connect(self.front.bind(HOST))
+        self.workers, routes = RouterSocket(), PullSocket()
+        endpoint, route_endpoint = self.workers.bind(HOST), routes.bind(HOST)
+        self.ranks = [DealerSocket(f"rank-{rank}") for rank in range(2)]
+        self.routes = PushSocket()
+        self.routes.connect(route_endpoint)
+        for rank in self.ranks:
+            rank.connect(endpoint)
+        self.on_front: Callable[[], None] = lambda: None
+        self.clock = StepClock(factor=1.0, floor_seconds=PATIENCE)
+        self.client = WorkerClient(
+            num_ranks=2,
+            workers=self.workers,
+            routes=routes,
+            front=self.front,
+            on_front=self._take_front,
+            clock=self.clock,
+        )
+        self.sockets = [self.front, self.launcher, self.workers, routes, self.routes, *self.ranks]
+
+    def _take_front(self) -> None:
+        assert self.front.receive(0.0) is not None
+        self.on_front()
+
+    def all_ready(self) -> None:
+        for rank, socket in enumerate(self.ranks):
+            socket.send(encode(WorkerReady(rank, 1000 + rank, 8)))
+        self.client.wait_until_ready(PATIENCE)
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    ends = Ends()
+    yield ends
+    for socket in ends.sockets:
+        socket.close()
+
+
+def make_step(step_id: int = 0) -> StepDescriptor:
+    return build_step(StepId(step_id), [], [], placement_epoch=0, dispatch="negotiated")
+
+
+def make_result(rank: int, step_id: int = 0) -> StepResult:
+    timings = StepTimings(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    return StepResult(rank, step_id, [rank], [5], [], 0, np.zeros((1, 1), np.int32), timings)
+
+
+def make_frame(rank: int) -> RouteFrame:
+    one = np.array([1], np.int32)
+    return RouteFrame(rank, 0, one, one, np.zeros((1, 2, 2), np.uint8), np.zeros((1, 2, 2), "<f4"))
+
+
+def raise_lost(rank: int) -> Callable[[], None]:
+    def on_front() -> None:
+        raise RankLostError(rank, "named by the launcher")
+
+    return on_front
+
+
+def test_workers_are_ready_when_every_rank_has_said_so(ends: Ends) -> None:
+    ends.ranks[1].send(encode(WorkerReady(1, 11, 8)))
+    ends.ranks[0].send(encode(WorkerReady(0, 10, 8)))
+    assert [ready.pid for ready in ends.client.wait_until_ready(PATIENCE)] == [10, 11]
+
+
+def test_a_rank_that_does_not_start_is_named_with_the_setting(ends: Ends) -> None:
+    ends.ranks[0].send(encode(WorkerReady(0, 10, 8)))
+    with pytest.raises(DeadlineError, match=r"rank 1 did not start .*start_timeout_seconds"):
+        ends.client.wait_until_ready(SHORT)
+
+
+def test_a_rank_that_fails_to_start_ends_the_wait_with_its_reason(ends: Ends) -> None:
+    ends.ranks[1].send(encode(WorkerFailed(1, -1, False, "no such file")))
+    with pytest.raises(RankLostError, match="rank 1 is lost: no such file"):
+        ends.client.wait_until_ready(PATIENCE)
+
+
+def test_a_step_goes_to_every_rank_and_results_come_back_by_rank(ends: Ends) -> None:
+    ends.all_ready()
+    for rank in (1, 0):
+        ends.ranks[rank].send(encode(make_result(rank)))
+    assert [result.rank for result in ends.client.execute(make_step())] == [0, 1]
+    decoder: Decoder[ToWorker] = Decoder(ToWorker)
+    frames = [socket.receive(PATIENCE) for socket in ends.ranks]
+    assert frames[0] == frames[1] is not None
+    assert isinstance(decoder.decode(frames[0]), StepDescriptor)
+
+
+def test_answers_to_an_earlier_step_do_not_count(ends: Ends) -> None:
+    ends.all_ready()
+    for step_id in (6, 7):
+        for rank in (0, 1):
+            ends.ranks[rank].send(encode(make_result(rank, step_id)))
+    results = ends.client.execute(make_step(7))
+    assert [result.step_id for result in results] == [7, 7]
+
+
+def test_the_deadline_of_a_step_names_only_the_rank_that_did_not_answer(ends: Ends) -> None:
+    ends.all_ready()
+    ends.clock.floor_seconds = SHORT
+    ends.ranks[0].send(encode(make_result(0)))
+    with pytest.raises(DeadlineError, match=r"^rank 1 did not answer step 0 within"):
+        ends.client.execute(make_step())
+
+
+def test_answers_that_are_there_count_although_the_engine_was_late_to_read_them(ends: Ends) -> None:
+    ends.all_ready()
+    ends.clock.floor_seconds = SHORT
+
+    def answer_and_pause() -> None:
+        for rank in (0, 1):
+            ends.ranks[rank].send(encode(make_result(rank)))
+        threading.Event().wait(2 * SHORT)
+
+    ends.on_front = answer_and_pause
+    ends.launcher.send(b"query")
+    assert len(ends.client.execute(make_step())) == 2
+
+
+def test_the_front_is_served_while_a_step_runs(ends: Ends) -> None:
+    ends.all_ready()
+
+    def answer() -> None:
+        for rank in (0, 1):
+            ends.ranks[rank].send(encode(make_result(rank)))
+
+    ends.on_front = answer
+    ends.launcher.send(b"query")
+    assert len(ends.client.execute(make_step())) == 2
+
+
+def test_a_death_that_the_launcher_reports_ends_the_step_at_once(ends: Ends) -> None:
+    ends.all_ready()
+    ends.on_front = raise_lost(1)
+    ends.launcher.send(b"rank 1 died")
+    with pytest.raises(RankLostError, match="rank 1 is lost: named by the launcher"):
+        ends.client.execute(make_step())
+
+
+def test_after_a_broken_exchange_the_rank_that_the_launcher_names_is_blamed(ends: Ends) -> None:
+    ends.all_ready()
+    ends.on_front = raise_lost(1)
+    ends.ranks[0].send(encode(WorkerFailed(0, 0, True, "connection closed by peer")))
+    assert ends.workers.socket.poll(10_000)
+    ends.launcher.send(b"rank 1 died")
+    with pytest.raises(RankLostError, match="rank 1 is lost: named by the launcher"):
+        ends.client.execute(make_step())
+
+
+def test_a_broken_exchange_that_nobody_explains_is_blamed_on_who_reported_it(ends: Ends) -> None:
+    ends.all_ready()
+    ends.ranks[0].send(encode(WorkerFailed(0, 0, True, "connection closed by peer")))
+    with pytest.raises(RankLostError, match="rank 0 is lost: connection closed"):
+        ends.client.execute(make_step())
+
+
+def test_a_failure_that_is_the_ranks_own_is_blamed_on_it_at_once(ends: Ends) -> None:
+    ends.all_ready()
+    ends.on_front = raise_lost(0)
+    ends.ranks[1].send(encode(WorkerFailed(1, 0, False, "out of memory")))
+    with pytest.raises(RankLostError, match="rank 1 is lost: out of memory"):
+        ends.client.execute(make_step())
+
+
+def test_a_failure_between_steps_is_raised_when_it_is_looked_for(ends: Ends) -> None:
+    ends.all_ready()
+    ends.client.take_failure()
+    ends.ranks[1].send(encode(WorkerFailed(1, 3, False, "killed")))
+    assert ends.workers.socket.poll(10_000)
+    with pytest.raises(RankLostError, match="rank 1 is lost: killed"):
+        ends.client.take_failure()
+
+
+def test_a_rank_that_is_not_connected_is_lost_by_name(ends: Ends) -> None:
+    with pytest.raises(RankLostError, match="rank 2 is lost: cannot send to rank-2"):
+        ends.client.end_sequences(Rank(2), [1])
+
+
+def test_what_is_no_message_is_an_error_and_not_skipped(ends: Ends) -> None:
+    ends.all_ready()
+    ends.ranks[0].send(b"\x01nonsense")
+    with pytest.raises(WireError):
+        ends.client.execute(make_step())
+
+
+def test_route_frames_that_have_arrived_come_all_at_once(ends: Ends) -> None:
+    assert ends.client.route_frames(0.0) == []
+    assert ends.client.route_frames(SHORT) == []
+    ends.routes.send(encode(make_frame(0)))
+    first = ends.client.route_frames(PATIENCE)
+    assert [frame.rank for frame in first] == [0]
+
+
+def test_a_death_ends_the_wait_for_routes(ends: Ends) -> None:
+    ends.all_ready()
+    ends.on_front = raise_lost(1)
+    ends.launcher.send(b"rank 1 died")
+    with pytest.raises(RankLostError, match="rank 1"):
+        ends.client.route_frames(PATIENCE)
+
+
+def test_a_worker_that_fails_ends_the_wait_for_routes(ends: Ends) -> None:
+    ends.all_ready()
+    ends.ranks[0].send(encode(WorkerFailed(0, 3, False, "killed")))
+    with pytest.raises(RankLostError, match="rank 0"):
+        ends.client.route_frames(PATIENCE)
+
+
+def test_stop_reaches_the_living_although_another_is_gone(ends: Ends) -> None:
+    ends.all_ready()
+    ends.ranks[0].close()
+    ends.client.stop()
+    frame = ends.ranks[1].receive(PATIENCE)
+    assert frame is not None
+    assert Decoder(ToWorker).decode(frame) == WorkerStop()
