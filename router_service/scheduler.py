@@ -17,7 +17,7 @@ from router_service.clients import PrefixStore
 from router_service.rank_selection import SEQUENCE_COST, RankCandidate, select_home_rank
 from router_service.request import Request
 
-WAITING_WINDOW = 512
+WAITING_WINDOW = 256
 """Waiting requests that one schedule looks at, from the oldest."""
 
 
@@ -217,9 +217,11 @@ class Scheduler:
     ) -> None:
         places = self._limits.max_num_seqs * self._limits.num_ranks - len(self.running)
         window = list(islice(self.waiting, min(WAITING_WINDOW, 4 * places)))
-        if not window:
+        in_flight = _InFlight(chain(self.running, self.retired), self._limits.block_size)
+        head = next((r for r in window if not r.num_pending_frames), None)
+        if head is None or self._is_blocked(head, in_flight):
             return
-        admission = _Admission(self._limits, self._store, self.running, self.retired, window)
+        admission = _Admission(self._limits, self._store, self.running, in_flight, window)
         for request in window:
             if request.num_pending_frames:
                 continue  # its own routes are still on their way; it replays them
@@ -240,6 +242,24 @@ class Scheduler:
             if chunk.num_tokens:
                 budgets[candidate.rank] -= chunk.num_tokens
                 chunks.append(chunk)
+
+    def _is_blocked(self, head: Request, in_flight: "_InFlight") -> bool:
+        """No rank with a place has the blocks for the first in line, and it waits for nobody's prefix: then nobody
+        starts. Spares the matches of all others, step for step, while a cell is short of blocks."""
+        size = self._limits.block_size
+        match = self._store.match(head.namespace, head.token_ids)
+        num_kv = [min(n, (head.num_tokens - 1) // size * size) // size for n in match.num_kv_tokens]
+        keys = head.prompt_block_keys
+        for block in {*num_kv, match.num_route_tokens // size}:
+            if block < len(keys) and keys[block] in in_flight.anywhere:
+                return False
+        num_blocks = -(-head.num_tokens // size)
+        num_seqs = Counter(request.home_rank for request in self.running)
+        return not any(
+            num_seqs[rank] < self._limits.max_num_seqs
+            and self._store.num_allocatable(rank) >= num_blocks - num_kv[rank]
+            for rank in map(Rank, range(self._limits.num_ranks))
+        )
 
     def _start(self, request: Request, candidate: "_Choice") -> bool:
         """Leases the match. False, and nothing taken, when the rank has too few blocks for what is known."""
@@ -316,12 +336,12 @@ class _Admission:
         limits: SchedulerLimits,
         store: PrefixStore,
         running: list[Request],
-        retired: list[Request],
+        in_flight: _InFlight,
         window: list[Request],
     ) -> None:
         self._limits = limits
         self._store = store
-        self._in_flight = _InFlight(chain(running, retired), limits.block_size)
+        self._in_flight = in_flight
         self._closed: set[Rank] = set()
         self._load = [0.0] * limits.num_ranks
         self._num_seqs = [0] * limits.num_ranks
