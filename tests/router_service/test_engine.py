@@ -1,11 +1,14 @@
 """The engine over workers whose KV slots hold digests of all they depend on: output equals an undisturbed run."""
 
 import random
+from collections.abc import Callable
 
 import numpy as np
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from cluster.errors import CellError, OverloadedError, RankLostError, RequestError
+from cluster.messages import SamplingParams, Submit
 from tests.helpers.content_workers import SHAPE, VOCAB, ContentWorkers, oracle
 from tests.helpers.engines import CLIENT, EngineHarness, Generation
 
@@ -25,6 +28,18 @@ def assert_undisturbed(generation: Generation, prompt: list[int], max_tokens: in
     assert generation.completion is not None
     assert generation.completion.finish_reason == "length"
     np.testing.assert_array_equal(generation.completion.topk_ids, routes)
+
+
+def read_metrics(harness: EngineHarness) -> Callable[[str], dict[str, float]]:
+    """Samples of one metric by the value of their label, "" without one."""
+    families = list(text_string_to_metric_families(harness.metrics.render().decode()))
+
+    def sample(name: str) -> dict[str, float]:
+        samples = [s for family in families for s in family.samples]
+        found = [s for s in samples if s.name == f"pointsman_{name}"]
+        return {"".join(s.labels.values()): s.value for s in found}
+
+    return sample
 
 
 @pytest.mark.parametrize("length", [1, 3, 4, 5, 8, 9, 33])
@@ -285,3 +300,121 @@ def test_the_engine_is_idle_when_all_is_done() -> None:
     harness.generate("r", make_prompt(5), 3)
     assert not harness.engine.has_work
     assert harness.engine.take_deltas() == []
+
+
+def test_a_repeated_request_that_fills_the_pool_is_served_again() -> None:
+    harness = make_harness(num_kv_blocks=8, budget=64)
+    prompt = make_prompt(16)
+    for request_id in ("first", "again"):
+        assert_undisturbed(harness.generate(request_id, prompt, 16), prompt, 16)
+    assert harness.scheduler.num_preemptions > 0
+
+
+def test_an_id_that_is_in_use_is_refused_and_its_request_goes_on() -> None:
+    harness = make_harness()
+    prompt = make_prompt(9)
+    harness.submit("r", prompt, 5)
+    first = harness.generations["r"]
+    harness.step()
+    with pytest.raises(RequestError, match="'r' is in use"):
+        harness.submit("r", prompt, 5)
+    harness.generations["r"] = first
+    harness.run()
+    assert_undisturbed(first, prompt, 5)
+    assert_undisturbed(harness.generate("r", prompt, 5), prompt, 5)
+
+
+def test_all_requests_of_one_client_can_be_aborted_and_those_of_others_go_on() -> None:
+    harness = make_harness(max_num_seqs=2)
+    prompt = make_prompt(9)
+    harness.submit("mine", prompt, 5)
+    prompts = [np.array(make_prompt(9, seed=seed), np.int32) for seed in range(1, 6)]
+    for number, other in enumerate(prompts):
+        sampling = SamplingParams(5, 0.0, 1.0, None, ())
+        harness.engine.submit(b"gone", Submit(f"r{number}", other, sampling, None, False))
+    harness.engine.step()
+    harness.engine.abort_all(b"gone")
+    harness.collect()
+    harness.run()
+    assert_undisturbed(harness.generations["mine"], prompt, 5)
+    assert harness.engine._workers.sequences == set()
+
+
+def test_a_request_stopped_while_preempted_ends_with_the_tokens_that_it_had() -> None:
+    harness = make_harness(num_kv_blocks=8, budget=8)
+    prompts = {"old": make_prompt(9, seed=1), "young": make_prompt(9, seed=2)}
+    for request_id, prompt in prompts.items():
+        harness.submit(request_id, prompt, 20)
+    while not (harness.scheduler.num_preemptions and harness.engine.num_waiting):
+        harness.step()
+    num_tokens = len(harness.generations["young"].token_ids)
+    harness.engine.finish(CLIENT, "young", num_tokens)
+    harness.run()
+    completion = harness.generations["young"].completion
+    assert (completion.finish_reason, completion.num_output_tokens) == ("stop", num_tokens)
+    np.testing.assert_array_equal(completion.topk_ids, oracle(prompts["young"], num_tokens)[1])
+
+
+def test_a_recorded_route_does_not_keep_the_routes_of_its_whole_step() -> None:
+    harness = make_harness(budget=64)
+    for number in range(3):
+        harness.submit(f"r{number}", make_prompt(9, seed=number), 5)
+    harness.step()
+    harness.step()
+    requests = [harness.engine._by_seq_id[seq_id] for seq_id in (0, 1, 2)]
+    parts = [part for request in requests for part in request.route_log._parts]
+    assert parts
+    assert all(part.topk_ids.base is None and part.topk_weights.base is None for part in parts)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_tokens_and_ends_add_up_in_the_metrics_whatever_happens(seed: int) -> None:
+    rng = random.Random(1000 + seed)
+    harness = make_harness(
+        rng.choice([1, 2, 3]),
+        num_kv_blocks=rng.choice([10, 16, 40]),
+        budget=rng.choice([1, 5, 32]),
+        max_num_seqs=rng.choice([1, 4]),
+        frame_delay=rng.choice([0, 1, 5]),
+        route_replay=rng.random() < 0.7,
+    )
+    prompts = [make_prompt(rng.randrange(1, 20), seed=rng.randrange(5)) for _ in range(40)]
+    num_aborted, requests = 0, []
+    for number, prompt in enumerate(prompts):
+        harness.submit(f"r{number}", prompt, rng.randrange(1, 16))
+        requests.append(harness.engine._by_seq_id[number])
+        for _ in range(rng.randrange(0, 6)):
+            if harness.engine.has_work:
+                harness.step()
+        chosen = f"r{rng.randrange(number + 1)}"
+        event = rng.choice(["abort", "finish", "poison", "evict", "nothing", "nothing"])
+        if event == "abort" and harness.generations[chosen].completion is None:
+            harness.engine.abort(CLIENT, chosen)
+            harness.generations[chosen].completion = "aborted"
+            num_aborted += 1
+        elif event == "finish":
+            harness.engine.finish(CLIENT, chosen, len(harness.generations[chosen].token_ids))
+        elif event == "poison":
+            harness.engine._workers.poisoned.add(rng.randrange(number + 1))
+        elif event == "evict":
+            harness.engine.evict(rng.choice(["kv", "routes", "all"]))
+        harness.store.check_invariants()
+    harness.run()
+    sample = read_metrics(harness)
+    finished = sample("requests_finished_total")
+    assert sum(finished.values()) == len(prompts)
+    assert finished.get("abort", 0) == num_aborted
+    admitted = sum(r.num_prompt_tokens for r in requests if r.was_admitted)
+    assert sum(sample("prompt_tokens_total").values()) == admitted
+    steps = harness.engine._workers.steps
+    num_gate_tokens = sum(sum(step.gate_tokens.values()) for step in steps)
+    assert sum(sample("gate_tokens_total").values()) == num_gate_tokens
+    generations = harness.generations.values()
+    assert all(generation.completion is not None for generation in generations)
+    outputs = [len(generation.token_ids) for generation in generations]
+    assert sum(sample("generation_tokens_total").values()) == sum(outputs)
+    first_tokens = sample("time_to_first_token_seconds_count")
+    assert sum(first_tokens.values()) == sum(map(bool, outputs))
+    assert harness.engine._workers.sequences == set()
+    harness.engine.evict("all")
+    assert not any(harness.store.stats().kv_blocks_used)
