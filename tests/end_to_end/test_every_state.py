@@ -5,7 +5,7 @@ import pytest
 from tests.helpers.laboratory import Case, Laboratory, product_cases
 from tests.helpers.states import STATES
 
-SHORT_LENGTHS = (1, 15, 16, 17, 31, 32, 33)
+SHORT_LENGTHS = (1, 15, 16, 17, 32, 33)
 CASES = product_cases(["demo", "plain"], [1, 2], STATES, [1, 7, 16, 512], SHORT_LENGTHS)
 
 

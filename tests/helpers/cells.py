@@ -5,14 +5,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from torch._C._distributed_c10d import FileStore, Store
 
 from cluster.channel import PullSocket, RouterSocket
 from cluster.model_spec import ModelSpec, read_model_spec
 from cluster.types import DispatchMode, Rank
-from expert_workers.ep_group import host_store
 from expert_workers.worker import ExpertWorker, WorkerOptions, build_expert_worker
 from expert_workers.worker_loop import run_worker
 from router_service.clients import Workers
@@ -22,6 +23,9 @@ from tests.helpers.engines import EngineHarness
 
 LOOPBACK = "127.0.0.1"
 START_SECONDS = 60.0
+
+
+BuildWorker = Callable[[WorkerOptions, Store], ExpertWorker]
 
 
 @dataclass(frozen=True)
@@ -35,8 +39,8 @@ class CellOptions:
     block_size: int = 16
     engine: dict[str, Any] = field(default_factory=dict)
     """Further arguments of EngineHarness."""
-    build_worker: Callable[[WorkerOptions], ExpertWorker] = build_expert_worker
-    """Called in the forked process of each rank."""
+    build_worker: BuildWorker | None = None
+    """In place of `build_expert_worker`; called in the forked process of each rank."""
 
     @property
     def dispatch(self) -> DispatchMode:
@@ -67,14 +71,19 @@ class RunningRanks:
 @contextmanager
 def running_ranks(options: CellOptions) -> Iterator[RunningRanks]:
     spec = read_model_spec(options.model_dir)
-    store = host_store(LOOPBACK, 0, START_SECONDS)
-    with RouterSocket() as front, RouterSocket() as workers, PullSocket() as routes:
+    with (
+        RouterSocket() as front,
+        RouterSocket() as workers,
+        PullSocket() as routes,
+        TemporaryDirectory() as directory,
+    ):
         front.bind(LOOPBACK)
+        meeting_file = f"{directory}/ep-group"
         endpoints = workers.bind(LOOPBACK), routes.bind(LOOPBACK)
         context = multiprocessing.get_context("fork")
         processes = [
             context.Process(
-                target=_run_rank, args=(options, rank, store.port, *endpoints), daemon=True
+                target=_run_rank, args=(options, rank, meeting_file, *endpoints), daemon=True
             )
             for rank in range(options.ep_size)
         ]
@@ -103,10 +112,13 @@ def running_cell(options: CellOptions) -> Iterator[EngineHarness]:
 
 
 def _run_rank(
-    options: CellOptions, rank: int, store_port: int, engine_endpoint: str, route_endpoint: str
+    options: CellOptions, rank: int, meeting_file: str, engine_endpoint: str, route_endpoint: str
 ) -> None:
+    """The ranks meet in a file: a TCP store served by the forking process looks up the names of those who have come
+    while the next rank is forked, and a lock held there would stay held in the fork."""
     torch.set_num_threads(1)
-    worker = options.build_worker(
+    build_worker = options.build_worker or _build_worker
+    worker = build_worker(
         WorkerOptions(
             model_dir=options.model_dir,
             rank=Rank(rank),
@@ -120,14 +132,19 @@ def _run_rank(
             exchange="gloo",
             host_address=LOOPBACK,
             store_address=LOOPBACK,
-            store_port=store_port,
+            store_port=0,
             join_timeout_seconds=START_SECONDS,
             exchange_timeout_seconds=START_SECONDS,
-        )
+        ),
+        FileStore(meeting_file, options.ep_size),
     )
     run_worker(
         worker, rank=Rank(rank), engine_endpoint=engine_endpoint, route_endpoint=route_endpoint
     )
+
+
+def _build_worker(options: WorkerOptions, store: Store) -> ExpertWorker:
+    return build_expert_worker(options, store=store)
 
 
 def _end(client: WorkerClient, processes: list[Any]) -> None:

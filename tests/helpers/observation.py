@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch._C._distributed_c10d import Store
 
 from cluster.messages import StepDescriptor
 from cluster.model_spec import read_model_spec
@@ -24,7 +25,7 @@ from expert_workers.device import torch_dtype
 from expert_workers.dispatch.base import Dispatcher
 from expert_workers.dispatch.local import LocalDispatcher
 from expert_workers.dispatch.negotiated import NegotiatedDispatcher
-from expert_workers.ep_group import EpGroup, connect_store, join_group
+from expert_workers.ep_group import join_group
 from expert_workers.exchange.torch_group import TorchGroupExchange
 from expert_workers.inputs_from_step import chunks_of_rank
 from expert_workers.kv_pool import KVPool
@@ -136,7 +137,7 @@ class ObservedWorker(ExpertWorker):
                 layer.feed_forward.gate.weight.fill_(float("nan"))
 
 
-def build_observed_worker(directory: Path, options: WorkerOptions) -> ObservedWorker:
+def build_observed_worker(directory: Path, options: WorkerOptions, store: Store) -> ObservedWorker:
     """As `build_expert_worker` composes a worker."""
     spec = read_model_spec(options.model_dir)
     placement = ExpertPlacement.contiguous(spec.gate.num_experts, options.ep_size)
@@ -144,7 +145,7 @@ def build_observed_worker(directory: Path, options: WorkerOptions) -> ObservedWo
     target = WeightTarget(placement, options.rank, dtype, options.device)
     weights = load_weights(options.model_dir, spec, target)
     numerics = DeterministicNumerics() if options.deterministic else FastNumerics()
-    group = None if options.dispatch == "local" else _join(options)
+    group = None if options.dispatch == "local" else join_group(options.group_options, store)
     dispatcher: Dispatcher = (
         LocalDispatcher(placement, options.device)
         if group is None
@@ -171,7 +172,3 @@ def build_observed_worker(directory: Path, options: WorkerOptions) -> ObservedWo
         dispatcher=dispatcher,
         group=group,
     )
-
-
-def _join(options: WorkerOptions) -> EpGroup:
-    return join_group(options.group_options, connect_store(options.group_options))

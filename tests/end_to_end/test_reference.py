@@ -1,0 +1,73 @@
+"""What a cell answers is what transformers computes: greedy generations, injected routes, every shape of model."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.helpers.equality import LOGIT_TOLERANCE, ReferenceModel
+from tests.helpers.laboratory import DEMO, MODELS, Case, Laboratory
+from tests.helpers.oracle import reference_greedy
+from tests.helpers.states import observed_ranks, random_prompt, run_injected
+from tests.helpers.tiny_checkpoints import (
+    DEMO_MODEL_DIR,
+    TINY_CONFIG,
+    CheckpointForm,
+    write_tiny_checkpoint,
+)
+
+TINY_MODELS = [name for name in MODELS if name != DEMO]
+
+
+@pytest.mark.parametrize("model", TINY_MODELS)
+@pytest.mark.parametrize("state", ["replay", "mixed"])
+def test_every_shape_agrees_on_two_ranks(laboratory: Laboratory, model: str, state: str) -> None:
+    case = Case(model, 2, state, 16, (70,))
+    assert laboratory.outcome(case).comparison.failures == ()
+
+
+@pytest.mark.parametrize("model", TINY_MODELS)
+def test_every_shape_keeps_its_bytes_on_two_ranks(laboratory: Laboratory, model: str) -> None:
+    assert laboratory.outcome(Case(model, 2, "mixed", 16, (70,))).byte_differences == ()
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_with_the_references_routes_every_logit_is_the_references(
+    laboratory: Laboratory, model: str
+) -> None:
+    prompt = random_prompt(160, seed=110)
+    reference = laboratory.reference(model).pass_of(prompt)
+    ranks = laboratory.ranks(Case(model, 2, "injected", 64, ()))
+    (run,) = run_injected(ranks, 64, [prompt], [reference.routes], 1)
+    difference = (torch.from_numpy(run.logits()) - reference.logits).abs().max()
+    assert float(difference) < LOGIT_TOLERANCE
+
+
+@pytest.mark.parametrize("deterministic", [True, False], ids=["deterministic", "fast"])
+@pytest.mark.parametrize("ep_size", [1, 2])
+def test_free_running_generations_say_what_transformers_says(
+    ep_size: int, deterministic: bool
+) -> None:
+    reference = ReferenceModel(DEMO_MODEL_DIR)
+    prompts = [random_prompt(length, seed=120 + length) for length in (1, 16, 40, 100)]
+    with observed_ranks(DEMO_MODEL_DIR, ep_size=ep_size, deterministic=deterministic) as observed:
+        bench = observed.bench(budget=32)
+        seq_ids = [bench.submit(prompt, 32) for prompt in prompts]
+        bench.finish()
+    generated = [bench.run_of(seq_id).token_ids for seq_id in seq_ids]
+    assert generated == [reference_greedy(reference.model, prompt, 32) for prompt in prompts]
+
+
+@pytest.mark.parametrize("bias", [-5.0, 5.0])
+@pytest.mark.parametrize("ep_size", [1, 2])
+def test_group_limited_gates_agree_under_a_large_bias(
+    tmp_path: Path, bias: float, ep_size: int
+) -> None:
+    biases = {
+        f"model.layers.{layer}.mlp.gate.e_score_correction_bias": torch.full((16,), bias)
+        for layer in range(TINY_CONFIG["first_k_dense_replace"], TINY_CONFIG["num_hidden_layers"])
+    }
+    write_tiny_checkpoint(tmp_path, seed=6, form=CheckpointForm(extra_tensors=biases))
+    with observed_ranks(tmp_path, ep_size=ep_size) as observed:
+        run = observed.bench(budget=32).generate(random_prompt(100, seed=130), 16)
+    assert ReferenceModel(tmp_path).compare(run).failures == ()
