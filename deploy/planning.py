@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import psutil
+
 from cluster.config import Config, parse_size
 from cluster.errors import ConfigError
 from cluster.model_spec import ComputeDtype, ModelSpec, read_model_spec
@@ -30,6 +32,9 @@ def plan_cell(config: Config) -> CellPlan:
         config.model.dtype, spec, devices.kind, deterministic=config.cell.deterministic
     )
     num_kv_blocks = _num_kv_blocks(config, spec, dtype)
+    if not uses_gpus:
+        kv_bytes = num_kv_blocks * config.store.block_size * spec.kv_bytes_per_token(dtype)
+        _check_host_memory(kv_bytes, ep_size)
     return CellPlan(
         model_dir=model_dir.resolve(),
         served_model_name=config.model.served_name or _default_name(model_dir),
@@ -89,6 +94,16 @@ def _num_kv_blocks(config: Config, spec: ModelSpec, dtype: ComputeDtype) -> int:
             f"--kv-memory {config.store.kv_memory} holds no block: one takes {block_bytes} bytes"
         )
     return num_blocks
+
+
+def _check_host_memory(kv_bytes: int, ep_size: int) -> None:
+    """Refuses now what would start and then be killed by the kernel."""
+    total = psutil.virtual_memory().total
+    if ep_size * kv_bytes > total:
+        raise ConfigError(
+            f"{ep_size} ranks with KV pools of {kv_bytes} bytes each exceed this host's memory "
+            f"({total} bytes): lower --kv-memory or --num-kv-blocks"
+        )
 
 
 def _max_model_len(config: Config, spec: ModelSpec, num_kv_blocks: int) -> int:

@@ -20,7 +20,7 @@ OBJECT_STORE_BYTES = 100 * 2**20
 END_SECONDS = 2.0
 """For processes that are left after Ray's own shutdown; then they are killed."""
 _LONGEST_DIRECTORY = 40
-"""Ray appends about 65 characters to its Unix sockets' paths, of which Linux allows 107."""
+"""Ray appends up to 66 characters for its Unix sockets, whose paths Linux limits to 107."""
 _LOG = logger("ray")
 
 

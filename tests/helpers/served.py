@@ -53,10 +53,9 @@ class Served:
 
     def __init__(self, *arguments: str, environment: dict[str, str] | None = None) -> None:
         self._mark = uuid.uuid4().hex
-        self._scratch = Path(tempfile.mkdtemp(prefix="fleet-"))  # short: it holds Unix sockets
-        self.directory = self._scratch / "tmp"
-        self.directory.mkdir()
-        self._out, self._err = self._scratch / "out", self._scratch / "err"
+        self.directory = Path(tempfile.mkdtemp(prefix="fleet-"))  # short: it holds Unix sockets
+        self._outputs = Path(tempfile.mkdtemp(prefix="fleet-output-"))
+        self._out, self._err = self._outputs / "stdout", self._outputs / "stderr"
         self._seen: set[psutil.Process] = set()
         self._shared_memory: set[Path] = set()
         self._ports: set[int] = set()
@@ -90,7 +89,8 @@ class Served:
         for process in self.processes():
             process.kill()
         self.process.wait(timeout=GONE_SECONDS)
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        for directory in (self.directory, self._outputs):
+            shutil.rmtree(directory, ignore_errors=True)
 
     # --- what it says
 
@@ -118,6 +118,7 @@ class Served:
         )
         self._ready()
         self.note()
+        assert list(self.directory.iterdir()), "its temporary files are elsewhere"
         return self
 
     def _ready(self) -> re.Match[str]:
@@ -203,6 +204,13 @@ class Served:
         assert list(self.directory.iterdir()) == []
         assert [file for file in self._shared_memory if file.exists()] == []
         assert [port for port in self._ports if _listens(port)] == []
+
+
+def wait_for_worker_process(served: Served) -> None:
+    """An actor process of a rank exists; it has not loaded anything yet."""
+    eventually(
+        lambda: any("ExpertWorker" in p.name() for p in served.processes()), 60.0, "a worker"
+    )
 
 
 def _runs(process: psutil.Process) -> bool:

@@ -1,0 +1,33 @@
+"""One `pointsman serve` for all tests of a session that leave it as they find it."""
+
+from collections.abc import Iterator
+
+import pytest
+from openai import OpenAI
+
+from tests.helpers.served import Served
+from tests.integration.api import CellApi
+
+
+@pytest.fixture(scope="session")
+def shared_fleet() -> Iterator[Served]:
+    """Four ranks."""
+    with Served("--ep-size", "4", "--max-num-batched-tokens", "1024") as served:
+        served.wait_until_ready()
+        yield served
+        served.interrupt()
+        assert served.wait(10.0) == 0
+        served.assert_nothing_left()
+
+
+@pytest.fixture
+def api(shared_fleet: Served) -> Iterator[CellApi]:
+    with CellApi(shared_fleet.base_url, shared_fleet.admin_url) as api:
+        yield api
+        assert api.is_idle()
+
+
+@pytest.fixture
+def openai(shared_fleet: Served) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{shared_fleet.base_url}/v1", api_key="unused", max_retries=0) as client:
+        yield client
