@@ -5,7 +5,7 @@ PIP_ARGS ?=
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: serve test lint install
+.PHONY: serve test oracle lint install
 
 install: $(STAMP)
 
@@ -25,3 +25,7 @@ lint: install
 
 test: lint
 	$(BIN)/python -m pytest -m "not slow and not gpu" $(PYTEST_ARGS)
+
+# Everything against transformers: about an hour. ORACLE_ARGS=--quick for minutes.
+oracle: install
+	$(BIN)/python -m tests.oracle_matrix --out docs/oracle.md $(ORACLE_ARGS)

@@ -69,6 +69,9 @@ class Laboratory:
         self._outcomes: dict[Case, Outcome] = {}
 
     def close(self) -> None:
+        """Stops the running cell; the next case that needs one starts it."""
+        self._cell = self._observed = None
+        self._baselines.clear()
         self._stack.close()
 
     def model_dir(self, model: str) -> Path:
@@ -88,9 +91,7 @@ class Laboratory:
         """The cell that the case needs; another one is stopped."""
         cell = case.model, case.ep_size, case.deterministic
         if self._cell != cell or self._observed is None:
-            self._stack.close()
-            self._baselines.clear()
-            self._cell = None
+            self.close()
             self._observed = self._stack.enter_context(
                 observed_ranks(
                     self.model_dir(case.model),

@@ -1,0 +1,254 @@
+"""The whole product of models, EP sizes, states, chunk sizes and prompt lengths against a cold run and transformers.
+
+Run as `python -m tests.oracle_matrix --out docs/oracle.md`; the table is written after every cell, so that a run that
+is ended early leaves what it has shown.
+"""
+
+import argparse
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+
+import torch
+import transformers
+
+from cluster.errors import PointsmanError
+from tests.helpers.equality import (
+    ARGMAX_GAP,
+    LISTED_SHARE,
+    LOGIT_TOLERANCE,
+    ROUTE_MARGIN,
+    Comparison,
+)
+from tests.helpers.laboratory import DEMO, MAX_TOKENS, MODELS, Case, Laboratory
+from tests.helpers.states import STATES
+
+ALL_STATES = (*STATES, "injected")
+BUDGETS = (512, 16, 7, 1)
+FAST_BUDGETS = (512, 16)
+SHORT_LENGTHS = (1, 15, 16, 17, 31, 32, 33)
+BLOCK_BORDER_LENGTHS = (255, 256, 257)
+LONG_LENGTHS = (1000, 1999, 2000)
+LONG_IN_SMALL_CHUNKS = (DEMO, "plain")
+"""Only these models run long prompts in chunks of 1 and 7: 2,000 steps each, many times over."""
+SHOWN_DETAILS = 40
+
+
+@dataclass(frozen=True)
+class Part:
+    """What of the product is run."""
+
+    models: tuple[str, ...] = MODELS
+    ep_sizes: tuple[int, ...] = (1, 2, 4)
+    budgets: tuple[int, ...] = BUDGETS
+    lengths: tuple[int, ...] = SHORT_LENGTHS + BLOCK_BORDER_LENGTHS + LONG_LENGTHS
+
+
+QUICK = Part((DEMO, "plain", "odd_sizes"), (1, 2), (512, 7), (*SHORT_LENGTHS, 257))
+
+
+@dataclass
+class Line:
+    """One line of the table: all prompt lengths of a model, EP size, numerics, state and chunk size."""
+
+    model: str
+    ep_size: int
+    numerics: str
+    state: str
+    budget: int
+    num_runs: int = 0
+    compared: Comparison = field(default_factory=Comparison)
+    byte_differences: list[str] = field(default_factory=list)
+
+    @property
+    def failures(self) -> list[str]:
+        return [*self.byte_differences, *self.compared.failures]
+
+    @property
+    def name(self) -> str:
+        return (
+            f"{self.model}, EP {self.ep_size}, {self.numerics}, {self.state}, chunk {self.budget}"
+        )
+
+    def cells(self) -> str:
+        values = (
+            self.model,
+            self.ep_size,
+            self.numerics,
+            self.state,
+            self.budget,
+            self.num_runs,
+            f"{self.compared.decisions:,}",
+            len(self.compared.listed),
+            f"{self.compared.max_logit_difference:.1e}",
+            len(self.failures),
+        )
+        return f"| {' | '.join(map(str, values))} |"
+
+
+def cases_of(part: Part) -> list[Case]:
+    """Cells outermost; the states of one engine together."""
+    return [
+        Case(model, ep_size, state, budget, lengths, deterministic)
+        for model in part.models
+        for ep_size in part.ep_sizes
+        for deterministic in (True, False)
+        for budget in part.budgets
+        if deterministic or budget in FAST_BUDGETS
+        for lengths in _batches(part, model, budget)
+        for state in ALL_STATES
+    ]
+
+
+def _batches(part: Part, model: str, budget: int) -> Iterator[tuple[int, ...]]:
+    """Lengths that are run together, at most a batch of eight."""
+    for group in (SHORT_LENGTHS, BLOCK_BORDER_LENGTHS, LONG_LENGTHS):
+        lengths = tuple(length for length in group if length in part.lengths)
+        if group is LONG_LENGTHS and budget < 16 and model not in LONG_IN_SMALL_CHUNKS:
+            continue
+        if lengths:
+            yield lengths
+
+
+def run(part: Part, out: Path, command: str) -> list[Line]:
+    """All lines; writes `out` after every cell and says on stderr how far it is."""
+    cases, started = cases_of(part), time.monotonic()
+    lines: dict[tuple[object, ...], Line] = {}
+    num_done = 0
+    with tempfile.TemporaryDirectory() as directory:
+        laboratory = Laboratory(Path(directory))
+        for cell, group in groupby(cases, key=lambda c: (c.model, c.ep_size, c.deterministic)):
+            for case in group:
+                _add(laboratory, case, lines)
+                num_done += 1
+            seconds = time.monotonic() - started
+            progress = Progress(num_done, len(cases), seconds)
+            out.write_text(report(list(lines.values()), part, command, progress), encoding="utf-8")
+            failures = sum(len(line.failures) for line in lines.values())
+            print(f"{progress} cell={cell} failures={failures}", file=sys.stderr, flush=True)
+        laboratory.close()
+    return list(lines.values())
+
+
+def _add(laboratory: Laboratory, case: Case, lines: dict[tuple[object, ...], Line]) -> None:
+    numerics = "deterministic" if case.deterministic else "fast"
+    key = case.model, case.ep_size, numerics, case.state, case.budget
+    line = lines.setdefault(key, Line(*key))
+    try:
+        outcome = laboratory.outcome_in_passing(case)
+    except (PointsmanError, AssertionError) as error:
+        line.compared += Comparison(failures=(f"{case}: not run: {error}",))
+        laboratory.close()
+        return
+    line.num_runs += outcome.num_runs
+    line.compared += outcome.comparison
+    line.byte_differences += outcome.byte_differences
+
+
+@dataclass(frozen=True)
+class Progress:
+    num_done: int
+    num_cases: int
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"cases={self.num_done}/{self.num_cases} minutes={self.seconds / 60:.1f}"
+
+
+def report(lines: Sequence[Line], part: Part, command: str, progress: Progress) -> str:
+    total = sum((line.compared for line in lines), Comparison())
+    failures = [f"{line.name}: {what}" for line in lines for what in line.failures]
+    listed = [f"{line.name}: {what}" for line in lines for what in line.compared.listed]
+    share = len(listed) / max(1, total.decisions)
+    return "\n".join(
+        [
+            "# What was compared with what",
+            "",
+            f"Written by `{command}`. {_extent(part, progress)}",
+            "",
+            "Every run is compared in two ways.",
+            "",
+            "- With a cold run of the same prompt alone, with a budget of 512, on the same ranks: tokens, expert ids, "
+            "expert weights and the logits of every computed token have to be the same bytes (deterministic numerics; "
+            "a run on injected routes is not compared this way).",
+            f"- With transformers on the same tokens: logits within {LOGIT_TOLERANCE:g}; every expert set and every "
+            "argmax the same, unless the reference itself is undecided (margin of the selection scores under "
+            f"{ROUTE_MARGIN:g}, gap of the two best logits under {ARGMAX_GAP:g}). Such near-ties are listed; at most "
+            f"{LISTED_SHARE:g} of the decisions may be. What follows a differing expert set in its sequence is not "
+            "compared.",
+            "",
+            "States: *cold*, nothing stored; *kv_hit*, the prompt once more; *replay*, after its KV was evicted; "
+            "*evicted*, after everything was evicted; *mixed*, a batch of up to eight of which some decode while "
+            "others prefill; *preempted*, blocks taken by an older request and computed again; *injected*, full "
+            "blocks replay the routes of transformers. *Chunk* is the token budget of a rank and step; preempted "
+            "runs of chunk 1 have a budget of 2, of which the older request takes one.",
+            "",
+            f"**{sum(line.num_runs for line in lines):,} runs, {total.decisions:,} decisions, {len(listed)} near-ties "
+            f"listed ({share:.1e}), largest logit difference {total.max_logit_difference:.1e}, "
+            f"{len(failures)} failures.**",
+            "",
+            "| model | EP | numerics | state | chunk | runs | decisions | listed | max logit difference | failures |",
+            "|---|---|---|---|---|---|---|---|---|---|",
+            *(line.cells() for line in lines),
+            "",
+            *_details("Failures", failures),
+            *_details("Listed near-ties", listed),
+        ]
+    )
+
+
+def _extent(part: Part, progress: Progress) -> str:
+    whole = "the whole product" if part == Part() else "a part of the product"
+    ended = "" if progress.num_done == progress.num_cases else ", ended early"
+    return (
+        f"It ran {progress.num_done} of {progress.num_cases} cases of {whole}{ended}, in {progress.seconds / 60:.0f} "
+        f"minutes: models {', '.join(part.models)}; EP {_joined(part.ep_sizes)}; chunks {_joined(part.budgets)} "
+        f"(fast numerics: {_joined(FAST_BUDGETS)}); prompt lengths {_joined(part.lengths)}, those of 1,000 and more in "
+        f"chunks under 16 only for {' and '.join(LONG_IN_SMALL_CHUNKS)}; {MAX_TOKENS} greedy tokens each. "
+        f"torch {torch.__version__}, transformers {transformers.__version__}, {platform.machine()}."
+    )
+
+
+def _joined(values: Sequence[int]) -> str:
+    return ", ".join(map(str, values))
+
+
+def _details(title: str, entries: Sequence[str]) -> list[str]:
+    if not entries:
+        return []
+    rest = len(entries) - SHOWN_DETAILS
+    more = [f"- and {rest} more"] if rest > 0 else []
+    return [f"## {title}", "", *(f"- {entry}" for entry in entries[:SHOWN_DETAILS]), *more, ""]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """1 when anything failed or too many near-ties are listed."""
+    parser = argparse.ArgumentParser(prog="python -m tests.oracle_matrix", description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--quick", action="store_true", help="a few minutes instead of an hour")
+    parser.add_argument("--models", nargs="+", choices=MODELS)
+    parser.add_argument("--ep-sizes", nargs="+", type=int)
+    parser.add_argument("--budgets", nargs="+", type=int, choices=BUDGETS)
+    options = parser.parse_args(arguments)
+    base = QUICK if options.quick else Part()
+    part = Part(
+        tuple(options.models or base.models),
+        tuple(options.ep_sizes or base.ep_sizes),
+        tuple(options.budgets or base.budgets),
+        base.lengths,
+    )
+    torch.set_num_threads(1)
+    command = " ".join(["python -m tests.oracle_matrix", *arguments])
+    lines = run(part, options.out, command)
+    total = sum((line.compared for line in lines), Comparison())
+    too_many = len(total.listed) > LISTED_SHARE * total.decisions
+    return int(too_many or any(line.failures for line in lines))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
