@@ -156,6 +156,10 @@ class ContentWorkers:
             timings=StepTimings(0.0, 0.0, 0.0, 0.0, 0.0, 0.0),
         )
 
+    def gate(self, hidden: bytes) -> np.ndarray:
+        """[L, K] uint8; another implementation may be less steady."""
+        return gate_routes(hidden)
+
     def _compute(
         self, rank: int, first: int, tokens: np.ndarray, table: np.ndarray, chunk: RouteChunk | None
     ) -> tuple[np.ndarray, bytes]:
@@ -165,7 +169,7 @@ class ContentWorkers:
         routes = []
         for offset, token in enumerate(tokens.tolist()):
             hidden = hidden_of(content, token)
-            topk = gate_routes(hidden) if chunk is None else chunk.topk_ids[offset]
+            topk = self.gate(hidden) if chunk is None else chunk.topk_ids[offset]
             routes.append(topk)
             content = slot_content(hidden, np.ascontiguousarray(topk))
             self._kv[rank, slots[first + offset]] = content

@@ -9,7 +9,15 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cluster.errors import CellError, OverloadedError, RankLostError, RequestError
 from cluster.messages import SamplingParams, Submit
-from tests.helpers.content_workers import SHAPE, VOCAB, ContentWorkers, oracle
+from tests.helpers.content_workers import (
+    SHAPE,
+    VOCAB,
+    ContentWorkers,
+    hidden_of,
+    next_token,
+    oracle,
+    slot_content,
+)
 from tests.helpers.engines import CLIENT, EngineHarness, Generation
 
 
@@ -418,3 +426,58 @@ def test_tokens_and_ends_add_up_in_the_metrics_whatever_happens(seed: int) -> No
     assert harness.engine._workers.sequences == set()
     harness.engine.evict("all")
     assert not any(harness.store.stats().kv_blocks_used)
+
+
+class FickleWorkers(ContentWorkers):
+    """A gate that sometimes chooses otherwise for the same token, as rounding makes a near tie do."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._rng = random.Random(1)
+
+    def gate(self, hidden: bytes) -> np.ndarray:
+        return super().gate(hidden + b"x" if self._rng.random() < 0.1 else hidden)
+
+
+def tokens_of(prompt: list[int], output: list[int], routes: np.ndarray) -> list[int]:
+    """The greedy continuation of whoever uses exactly these experts."""
+    content, tokens = b"root", []
+    for position, token in enumerate([*prompt, *output[:-1]]):
+        content = slot_content(hidden_of(content, token), np.ascontiguousarray(routes[position]))
+        if position >= len(prompt) - 1:
+            tokens.append(next_token(content))
+    return tokens
+
+
+@pytest.mark.parametrize("route_replay", [True, False])
+@pytest.mark.parametrize("seed", range(6))
+def test_returned_routes_are_those_that_made_the_tokens_also_when_a_gate_is_fickle(
+    seed: int, route_replay: bool
+) -> None:
+    rng = random.Random(2000 + seed)
+    num_ranks = rng.choice([1, 2, 3])
+    workers = FickleWorkers(num_ranks, 4, frame_delay=rng.choice([0, 2]))
+    harness = EngineHarness(
+        workers,
+        SHAPE,
+        num_ranks=num_ranks,
+        num_kv_blocks=rng.choice([12, 24]),
+        budget=rng.choice([3, 16]),
+        route_replay=route_replay,
+    )
+    stem = make_prompt(24, seed=seed)
+    prompts = {f"r{n}": [*stem[: rng.randrange(25)], n] for n in range(30)}
+    for request_id, prompt in prompts.items():
+        harness.submit(request_id, prompt, rng.randrange(1, 20))
+        for _ in range(rng.randrange(6)):
+            if harness.engine.has_work:
+                harness.step()
+        if rng.random() < 0.2:
+            harness.engine.evict(rng.choice(["kv", "routes"]))
+    harness.run()
+    for request_id, prompt in prompts.items():
+        generation = harness.generations[request_id]
+        routes = generation.completion.topk_ids
+        assert tokens_of(prompt, generation.token_ids, routes) == generation.token_ids
+    conflicts = sum(read_metrics(harness)("route_conflicts_total").values())
+    assert route_replay or conflicts > 0
