@@ -62,7 +62,9 @@ class RouterSocket(_Socket):
         if not self.socket.poll(int(timeout_seconds * 1000), zmq.POLLIN):
             return None
         peer, *parts = self.socket.recv_multipart()
-        return peer, b"".join(parts)  # a peer of this project sends one; the wire refuses what others send
+        return peer, b"".join(
+            parts
+        )  # a peer of this project sends one; the wire refuses what others send
 
     def send(self, peer: bytes, frame: bytes) -> None:
         """Raises CellError when the peer is not connected or its queue is full."""

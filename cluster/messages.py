@@ -113,11 +113,11 @@ class OutputBatch(msgspec.Struct, frozen=True, tag=True):
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
-    """A submit that the engine did not take: queue bound reached, or the cell cannot run steps."""
+    """A submit that the engine did not take: queue bound reached, it can never fit, or the cell cannot run steps."""
 
     request_id: str
     kind: str
-    """"overloaded" or "unavailable"."""
+    """"overloaded", "invalid" or "unavailable"."""
     reason: str
 
 

@@ -14,7 +14,13 @@ import zmq
 import zmq.asyncio
 
 from cluster.channel import QUEUE_BOUND
-from cluster.errors import CellError, DeadlineError, OverloadedError, PointsmanError
+from cluster.errors import (
+    CellError,
+    DeadlineError,
+    OverloadedError,
+    PointsmanError,
+    RequestError,
+)
 from cluster.messages import (
     Abort,
     CellStatus,
@@ -36,6 +42,11 @@ from cluster.wire import Decoder, encode
 
 _Outcome = OutputDelta | PointsmanError
 _Answer = MetricsText | CellStatus | EvictReport
+_REFUSALS: dict[str, type[PointsmanError]] = {
+    "overloaded": OverloadedError,
+    "invalid": RequestError,
+    "unavailable": CellError,
+}
 A = TypeVar("A", MetricsText, CellStatus, EvictReport)
 T = TypeVar("T")
 
@@ -101,7 +112,7 @@ class EngineClient:
         """Deltas of all these requests in the order they are made, until each has its completion.
 
         Close the generator when leaving early (contextlib.aclosing): what has no completion yet is aborted.
-        Raises OverloadedError, CellError, DeadlineError.
+        Raises OverloadedError, RequestError, CellError, DeadlineError.
         """
         self._check_open()
         outcomes: asyncio.Queue[_Outcome] = asyncio.Queue()
@@ -188,8 +199,7 @@ class EngineClient:
                 for delta in deltas:
                     self._put(delta.request_id, delta)
             case Refused(request_id, kind, reason):
-                refusal = OverloadedError if kind == "overloaded" else CellError
-                self._put(request_id, refusal(reason))
+                self._put(request_id, _REFUSALS.get(kind, CellError)(reason))
             case MetricsText() | CellStatus() | EvictReport():
                 answer = self._queries.get(message.query_id)
                 if answer is not None and not answer.done():
