@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
+from typing import Literal
 
 import torch
 import transformers
@@ -26,9 +27,9 @@ from tests.helpers.equality import (
     Comparison,
 )
 from tests.helpers.laboratory import DEMO, MAX_TOKENS, MODELS, Case, Laboratory
-from tests.helpers.states import STATES
+from tests.helpers.states import STATES, State
 
-ALL_STATES = (*STATES, "injected")
+ALL_STATES: tuple[State | Literal["injected"], ...] = (*STATES, "injected")
 BUDGETS = (512, 16, 7, 1)
 FAST_BUDGETS = (512, 16)
 SHORT_LENGTHS = (1, 15, 16, 17, 31, 32, 33)
@@ -206,7 +207,7 @@ def _extent(part: Part, progress: Progress) -> str:
     whole = "the whole product" if part == Part() else "a part of the product"
     ended = "" if progress.num_done == progress.num_cases else ", ended early"
     return (
-        f"It ran {progress.num_done} of {progress.num_cases} cases of {whole}{ended}, in {progress.seconds / 60:.0f} "
+        f"It ran {progress.num_done} of {progress.num_cases} cases of {whole}{ended}, in {progress.seconds / 60:.1f} "
         f"minutes: models {', '.join(part.models)}; EP {_joined(part.ep_sizes)}; chunks {_joined(part.budgets)} "
         f"(fast numerics: {_joined(FAST_BUDGETS)}); prompt lengths {_joined(part.lengths)}, those of 1,000 and more in "
         f"chunks under 16 only for {' and '.join(LONG_IN_SMALL_CHUNKS)}; {MAX_TOKENS} greedy tokens each. "

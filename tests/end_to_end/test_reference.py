@@ -7,7 +7,6 @@ import torch
 
 from tests.helpers.equality import LOGIT_TOLERANCE, ReferenceModel
 from tests.helpers.laboratory import DEMO, MODELS, Case, Laboratory
-from tests.helpers.oracle import reference_greedy
 from tests.helpers.states import observed_ranks, random_prompt, run_injected
 from tests.helpers.tiny_checkpoints import (
     DEMO_MODEL_DIR,
@@ -54,8 +53,8 @@ def test_free_running_generations_say_what_transformers_says(
         bench = observed.bench(budget=32)
         seq_ids = [bench.submit(prompt, 32) for prompt in prompts]
         bench.finish()
-    generated = [bench.run_of(seq_id).token_ids for seq_id in seq_ids]
-    assert generated == [reference_greedy(reference.model, prompt, 32) for prompt in prompts]
+    runs = [bench.run_of(seq_id) for seq_id in seq_ids]
+    assert [reference.first_other_token(run) for run in runs] == [None] * len(prompts)
 
 
 @pytest.mark.parametrize("bias", [-5.0, 5.0])

@@ -11,7 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tests.helpers.oracle import Reference, compare_routes, load_reference, reference_pass
+from tests.helpers.oracle import (
+    Reference,
+    compare_routes,
+    load_reference,
+    reference_greedy,
+    reference_pass,
+)
 from tests.helpers.states import RequestRun
 
 LOGIT_TOLERANCE = 1e-4
@@ -83,22 +89,37 @@ class ReferenceModel:
         return self._passes[key]
 
     def compare(self, run: RequestRun) -> Comparison:
-        """Teacher-forced with the run's own tokens: by induction its greedy tokens are the reference's.
+        """With a pass over what the run put in."""
+        return compare_with_reference(run, self.pass_of(run.computed_token_ids))
 
-        What follows a differing expert set is not compared: it may follow from it.
+    def first_other_token(self, run: RequestRun) -> int | None:
+        """Place of the first output token that the model's own free-running greedy generation has not.
+
+        None without one, and where a near-tie of the run is listed: from there on both may go their own way.
         """
-        reference = self.pass_of(run.computed_token_ids)
-        agreement = compare_routes(run.routes, reference)
-        compared = Comparison(decisions=agreement.num_tokens * reference.margins.shape[1])
-        if agreement.num_tokens < run.routes.num_tokens:
-            what = f"expert set of token {agreement.num_tokens}, margin {agreement.margin:.2e}"
-            compared += _judged(what, agreement.margin < ROUTE_MARGIN)
-        for chunk in run.chunks:
-            end = min(chunk.end_position, agreement.num_tokens)
-            if chunk.first_position < end:
-                rows = torch.from_numpy(chunk.logits[: end - chunk.first_position])
-                compared += _compare_logits(rows, reference, chunk.first_position)
-        return compared + _compare_output(run, reference, agreement.num_tokens)
+        expected = reference_greedy(self.model, run.prompt, len(run.token_ids))
+        if run.token_ids == expected or self.compare(run).listed:
+            return None
+        pairs = zip(run.token_ids, expected, strict=True)
+        return next(place for place, (a, b) in enumerate(pairs) if a != b)
+
+
+def compare_with_reference(run: RequestRun, reference: Reference) -> Comparison:
+    """Teacher-forced with the run's own tokens: by induction its greedy tokens are the reference's.
+
+    What follows a differing expert set is not compared: it may follow from it.
+    """
+    agreement = compare_routes(run.routes, reference)
+    compared = Comparison(decisions=agreement.num_tokens * reference.margins.shape[1])
+    if agreement.num_tokens < run.routes.num_tokens:
+        what = f"expert set of token {agreement.num_tokens}, margin {agreement.margin:.2e}"
+        compared += _judged(what, agreement.margin < ROUTE_MARGIN)
+    for chunk in run.chunks:
+        end = min(chunk.end_position, agreement.num_tokens)
+        if chunk.first_position < end:
+            rows = torch.from_numpy(chunk.logits[: end - chunk.first_position])
+            compared += _compare_logits(rows, reference, chunk.first_position)
+    return compared + _compare_output(run, reference, agreement.num_tokens)
 
 
 def _judged(what: str, is_near_tie: bool) -> Comparison:

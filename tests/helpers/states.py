@@ -131,6 +131,9 @@ class Bench:
             self._prompts[seq_id], generation.token_ids, generation.completion, chunks
         )
 
+    def is_under_way(self, seq_id: int) -> bool:
+        return self.harness.generations[f"r{seq_id}"].completion is None
+
     def generate(self, prompt: list[int], max_tokens: int, **sampling: Any) -> RequestRun:
         """One request alone."""
         seq_id = self.submit(prompt, max_tokens, **sampling)
@@ -140,7 +143,8 @@ class Bench:
     @property
     def num_gate_tokens(self) -> int:
         """Of the metric."""
-        return int(self.harness.metrics.gate_tokens.collect()[0].samples[0].value)
+        (metric,) = self.harness.metrics.gate_tokens.collect()
+        return int(metric.samples[0].value)
 
     @property
     def num_preemptions(self) -> int:
