@@ -41,7 +41,8 @@ from cluster.types import DispatchMode, Namespace
 from cluster.wire import Decoder, encode
 from router_service.clients import PrefixStore
 from router_service.engine import Engine, EngineLimits
-from router_service.scheduler import Scheduler, SchedulerLimits
+from router_service.scheduler import Scheduler
+from router_service.scheduler_limits import SchedulerLimits
 from router_service.step_clock import StepClock
 from router_service.step_metrics import StepMetrics
 from router_service.worker_client import WorkerClient

@@ -21,7 +21,8 @@ from expert_workers.worker_loop import run_worker
 from prefix_store.store import PrefixStore
 from router_service.engine import Engine, EngineLimits
 from router_service.request import Request
-from router_service.scheduler import Schedule, Scheduler, SchedulerLimits
+from router_service.scheduler import Schedule, Scheduler
+from router_service.scheduler_limits import SchedulerLimits
 from router_service.step_clock import StepClock
 from router_service.step_observer import StepTimeline
 from router_service.worker_client import WorkerClient

@@ -12,7 +12,8 @@ from cluster.types import DispatchMode, Namespace
 from prefix_store.store import PrefixStore
 from router_service.clients import Workers
 from router_service.engine import Engine, EngineLimits
-from router_service.scheduler import Scheduler, SchedulerLimits
+from router_service.scheduler import Scheduler
+from router_service.scheduler_limits import SchedulerLimits
 from router_service.step_metrics import StepMetrics
 
 CLIENT = b"http-test"

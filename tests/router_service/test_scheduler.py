@@ -11,7 +11,8 @@ from cluster.types import SeqId, StepId
 from prefix_store.store import PrefixStore
 from router_service.publisher import Publisher
 from router_service.request import Request
-from router_service.scheduler import Schedule, ScheduledChunk, Scheduler, SchedulerLimits
+from router_service.scheduler import Schedule, ScheduledChunk, Scheduler
+from router_service.scheduler_limits import SchedulerLimits
 from router_service.step_metrics import StepMetrics
 from tests.prefix_store.builders import (
     BLOCK_SIZE,

@@ -1,0 +1,28 @@
+"""What bounds a schedule, in plain numbers."""
+
+from dataclasses import dataclass
+
+from cluster.config import SchedulerSection
+
+
+@dataclass(frozen=True)
+class SchedulerLimits:
+    num_ranks: int
+    block_size: int
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    max_num_waiting: int
+    route_replay: bool
+
+    @staticmethod
+    def from_config(
+        section: SchedulerSection, *, num_ranks: int, block_size: int, route_replay: bool
+    ) -> "SchedulerLimits":
+        return SchedulerLimits(
+            num_ranks,
+            block_size,
+            section.max_num_batched_tokens,
+            section.max_num_seqs,
+            section.max_num_waiting,
+            route_replay,
+        )
