@@ -12,7 +12,7 @@ from deploy.cell_plan import CellPlan
 from expert_workers.device import detect_devices, rank_device
 from expert_workers.ep_group import host_store
 from expert_workers.worker import ExpertWorker as Worker
-from expert_workers.worker import WorkerOptions, build_expert_worker
+from expert_workers.worker_builder import WorkerOptions, build_expert_worker
 from expert_workers.worker_loop import run_worker
 
 

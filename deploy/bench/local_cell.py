@@ -16,7 +16,7 @@ from cluster.namespace import model_fingerprint, namespace_of
 from cluster.types import FinishReason
 from deploy.cell_plan import CellPlan
 from expert_workers.ep_group import host_store
-from expert_workers.worker import WorkerOptions, build_expert_worker
+from expert_workers.worker_builder import WorkerOptions, build_expert_worker
 from expert_workers.worker_loop import run_worker
 from prefix_store.store import PrefixStore
 from router_service.engine import Engine, EngineLimits

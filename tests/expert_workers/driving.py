@@ -12,7 +12,8 @@ from cluster.messages import RouteChunk, RouteFrame, SequenceStart, StepDescript
 from cluster.model_spec import read_model_spec
 from cluster.routes import ExpertRoutes
 from cluster.types import DispatchMode
-from expert_workers.worker import ExpertWorker, WorkerOptions
+from expert_workers.worker import ExpertWorker
+from expert_workers.worker_builder import WorkerOptions
 from tests.helpers.ranks import LOOPBACK
 
 DEMO_MODEL = Path(__file__).parents[2] / "deploy" / "demo_model"

@@ -16,7 +16,8 @@ from expert_workers.kv_pool import KVPool
 from expert_workers.model.numerics import FastNumerics
 from expert_workers.model.transformer import Transformer
 from expert_workers.model.weights import WeightTarget, load_weights
-from expert_workers.worker import ExpertWorker, build_expert_worker
+from expert_workers.worker import ExpertWorker
+from expert_workers.worker_builder import build_expert_worker
 from tests.expert_workers.driving import (
     BLOCK_SIZE,
     DEMO_MODEL,

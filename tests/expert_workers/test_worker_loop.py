@@ -23,7 +23,7 @@ from cluster.messages import (
 from cluster.routes import ExpertRoutes
 from cluster.types import DispatchMode
 from cluster.wire import Decoder, encode
-from expert_workers.worker import build_expert_worker
+from expert_workers.worker_builder import build_expert_worker
 from expert_workers.worker_loop import run_worker
 from tests.expert_workers.driving import (
     NUM_KV_BLOCKS,

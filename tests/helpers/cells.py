@@ -14,7 +14,8 @@ from torch._C._distributed_c10d import FileStore, Store
 from cluster.channel import PullSocket, RouterSocket
 from cluster.model_spec import ModelSpec, read_model_spec
 from cluster.types import DispatchMode, Rank
-from expert_workers.worker import ExpertWorker, WorkerOptions, build_expert_worker
+from expert_workers.worker import ExpertWorker
+from expert_workers.worker_builder import WorkerOptions, build_expert_worker
 from expert_workers.worker_loop import run_worker
 from router_service.clients import Workers
 from router_service.step_clock import StepClock

@@ -33,7 +33,8 @@ from expert_workers.model.numerics import DeterministicNumerics, FastNumerics
 from expert_workers.model.transformer import Transformer
 from expert_workers.model.weights import ModelWeights, MoeWeights, WeightTarget, load_weights
 from expert_workers.step_inputs import StepInputs
-from expert_workers.worker import ExpertWorker, StepOutcome, WorkerOptions
+from expert_workers.worker import ExpertWorker, StepOutcome
+from expert_workers.worker_builder import WorkerOptions
 
 CHUNK_RECORD = np.dtype([("seq_id", "<i8"), ("first_position", "<i8"), ("num_tokens", "<i8")])
 POISON_FILE = "poison-gates"

@@ -1,0 +1,111 @@
+"""From options to a worker that has its weights and its place in the group: the composition of one rank."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch._C._distributed_c10d import Store
+
+from cluster.model_spec import ComputeDtype, read_model_spec
+from cluster.placement import ExpertPlacement
+from cluster.types import DispatchMode, ExchangeKind
+from expert_workers.device import torch_dtype
+from expert_workers.dispatch.base import Dispatcher
+from expert_workers.dispatch.local import LocalDispatcher
+from expert_workers.dispatch.negotiated import NegotiatedDispatcher
+from expert_workers.ep_group import EpGroup, GroupOptions, connect_store, join_group
+from expert_workers.exchange.torch_group import TorchGroupExchange
+from expert_workers.kv_pool import KVPool
+from expert_workers.model.numerics import DeterministicNumerics, FastNumerics
+from expert_workers.model.transformer import Transformer
+from expert_workers.model.weights import LoadProgress, WeightTarget, load_weights
+from expert_workers.worker import ExpertWorker
+
+
+@dataclass(frozen=True)
+class WorkerOptions:
+    """All that one rank is started with. Every rank gets the same values but for rank, device and host address.
+
+    store_address, store_port: where the EP group meets; unused with local dispatch
+    join_timeout_seconds:      until every rank has loaded and arrived
+    exchange_timeout_seconds:  of one exchange; longer than the slowest step of a healthy peer
+    """
+
+    model_dir: Path
+    rank: int
+    ep_size: int
+    dtype: ComputeDtype
+    device: torch.device
+    num_kv_blocks: int
+    block_size: int
+    deterministic: bool
+    dispatch: DispatchMode
+    exchange: ExchangeKind
+    host_address: str
+    store_address: str
+    store_port: int
+    join_timeout_seconds: float
+    exchange_timeout_seconds: float
+
+    @property
+    def group_options(self) -> GroupOptions:
+        return GroupOptions(
+            rank=self.rank,
+            ep_size=self.ep_size,
+            exchange=self.exchange,
+            host_address=self.host_address,
+            store_address=self.store_address,
+            store_port=self.store_port,
+            join_timeout_seconds=self.join_timeout_seconds,
+            exchange_timeout_seconds=self.exchange_timeout_seconds,
+        )
+
+
+def build_expert_worker(
+    options: WorkerOptions, *, store: Store | None = None, progress: LoadProgress | None = None
+) -> ExpertWorker:
+    """Loads this rank's weights, then joins the group. Blocks until all ranks have joined.
+
+    store: where the ranks meet, if the caller has it open; otherwise the one at the options' address, which some
+    process of the cell hosts (`ep_group.host_store`).
+    Raises ConfigError (CheckpointError for the model), CellError when the group does not come together.
+    """
+    spec = read_model_spec(options.model_dir)
+    placement = ExpertPlacement.contiguous(spec.gate.num_experts, options.ep_size)
+    dtype = torch_dtype(options.dtype)
+    target = WeightTarget(placement, options.rank, dtype, options.device)
+    weights = load_weights(options.model_dir, spec, target, progress)
+    numerics = DeterministicNumerics() if options.deterministic else FastNumerics()
+    transformer = Transformer(spec, weights, numerics)
+    kv_pool = KVPool(
+        num_layers=spec.num_layers,
+        num_blocks=options.num_kv_blocks,
+        block_size=options.block_size,
+        width=spec.attention.kv_width,
+        dtype=dtype,
+        device=options.device,
+    )
+    group = None if options.dispatch == "local" else _join(options, store)
+    return ExpertWorker(
+        rank=options.rank,
+        spec=spec,
+        placement=placement,
+        dispatch=options.dispatch,
+        transformer=transformer,
+        kv_pool=kv_pool,
+        dispatcher=_dispatcher(placement, group, options.device),
+        group=group,
+    )
+
+
+def _join(options: WorkerOptions, store: Store | None) -> EpGroup:
+    group_options = options.group_options
+    return join_group(group_options, store or connect_store(group_options))
+
+
+def _dispatcher(
+    placement: ExpertPlacement, group: EpGroup | None, device: torch.device
+) -> Dispatcher:
+    if group is None:
+        return LocalDispatcher(placement, device)
+    return NegotiatedDispatcher(placement, TorchGroupExchange(group.process_group), device)
