@@ -1,49 +1,28 @@
-"""The `pointsman` command: flags to settings, errors to exit codes (2: cannot be served as asked; 1: failed)."""
+"""The `pointsman` command: arguments to settings, errors to exit codes (2: cannot be served as asked; 1: failed)."""
 
 import argparse
 import json
 import sys
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import NoReturn
 
 from cluster.config import Config, load_config, parse_set
 from cluster.errors import ConfigError, PointsmanError
+from deploy.flags import CELL_GROUPS, SERVE_GROUPS, add_settings, given
 from deploy.ray_environment import set_ray_environment
 
-_FLAGS: list[tuple[str, str, str, dict[str, Any]]] = [
-    # flag, dotted path, help, argparse options
-    ("--model", "model.dir", "checkpoint directory (default: the bundled demo model)", {"metavar": "DIR"}),
-    ("--dtype", "model.dtype", "auto: float32 on CPU, the checkpoint's on CUDA",
-     {"choices": ["auto", "float32", "bfloat16"]}),
-    ("--served-model-name", "model.served_name", "model name in the API", {"metavar": "NAME"}),
-    ("--max-model-len", "model.max_len", "context in tokens (default: the model's)",
-     {"type": int, "metavar": "N"}),
-    ("--ep-size", "cell.ep_size", "expert-parallel ranks (default: number of GPUs, on CPU 4); "
-     "a divisor of the number of routed experts", {"type": int, "metavar": "N"}),
-    ("--dispatch", "cell.dispatch", "how tokens reach their experts' ranks",
-     {"choices": ["auto", "negotiated"]}),
-    ("--exchange", "cell.exchange", "what moves rows between ranks",
-     {"choices": ["auto", "gloo", "nccl"]}),
-    ("--deterministic", "cell.deterministic",
-     "byte-equal results whatever is cached, chunked, replayed or beside it (float32, slower)",
-     {"action": "store_const", "const": True}),
-    ("--max-num-batched-tokens", "scheduler.max_num_batched_tokens", "tokens per rank and step",
-     {"type": int, "metavar": "N"}),
-    ("--max-num-seqs", "scheduler.max_num_seqs", "running sequences per rank",
-     {"type": int, "metavar": "N"}),
-    ("--num-kv-blocks", "store.num_kv_blocks", "KV blocks per rank (instead of --kv-memory)",
-     {"type": int, "metavar": "N"}),
-    ("--kv-memory", "store.kv_memory", "KV pool per rank, for example 512MiB", {"metavar": "SIZE"}),
-    ("--route-memory", "store.route_memory", "recorded routes per cell", {"metavar": "SIZE"}),
-    ("--host", "http.host", "address to listen on (default 127.0.0.1)", {}),
-    ("--port", "http.port", "port to listen on (default 8000; 0: any free one)",
-     {"type": int, "metavar": "N"}),
-    ("--admin-port", "http.admin_port", "port of the admin endpoints, on loopback (default 8001)",
-     {"type": int, "metavar": "N"}),
-    ("--api-key-file", "http.api_key_file", "file whose first line clients must send as bearer token",
-     {"metavar": "FILE"}),
-]  # fmt: skip
+INTERRUPTED = 130
+_SERVE_END = """\
+exit codes: 0 stopped by SIGINT (Ctrl-C), SIGTERM or SIGHUP · 130 the same while still starting · 1 failed while
+starting or serving, for example because a rank died · 2 cannot be served as asked; nothing was started"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -54,59 +33,81 @@ def main(arguments: list[str] | None = None) -> int:
         if parsed.command == "check":
             return _check(config, parsed.json)
         if parsed.command == "bench":
-            return _bench(config, parsed.json)
+            return _bench(config, parsed.what, parsed.json)
         return _serve(config)
-    except ConfigError as error:
-        print(f"pointsman: {error}", file=sys.stderr)
-        return 2
     except PointsmanError as error:
-        print(f"pointsman: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:  # before there was anything to take down
-        print("pointsman: interrupted", file=sys.stderr)
-        return 130
+        print(f"pointsman: {_one_line(error)}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigError) else 1
+    except KeyboardInterrupt:  # whoever had started anything has taken it down
+        print("pointsman: interrupted before it was ready", file=sys.stderr)
+        return INTERRUPTED
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="pointsman",
         description="Serve a Mixture-of-Experts model over expert-parallel workers with a joint prefix store.",
+        epilog="`pointsman COMMAND --help` lists the flags of a command. "
+        "`pointsman serve` alone serves the bundled demo model on this machine.",
+        allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=version("pointsman"))
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    serve = commands.add_parser(
-        "serve", help="start a cell on this machine and serve the OpenAI API"
+    commands = parser.add_subparsers(
+        dest="command", required=True, metavar="COMMAND", title="commands"
     )
-    check = commands.add_parser(
-        "check", help="does a model load, and what would each rank hold; starts nothing"
-    )
-    check.add_argument("model_dir", nargs="?", metavar="MODEL_DIR", help="default: the demo model")
-    check.add_argument(
-        "--json", type=Path, metavar="FILE", help="also write it as JSON (overwrites)"
-    )
-    bench = commands.add_parser("bench", help="measure this machine")
-    bench.add_argument(
-        "what", choices=["control"], help="control: a step's time outside the forward"
-    )
-    bench.add_argument("--json", type=Path, metavar="FILE", help="also write JSON (overwrites)")
-    for command in (serve, check, bench):
-        _add_settings(command)
+    _add_serve(commands)
+    _add_check(commands)
+    _add_bench(commands)
     return parser
 
 
-def _add_settings(command: argparse.ArgumentParser) -> None:
-    for flag, path, text, options in _FLAGS:
-        command.add_argument(flag, dest=path, default=None, help=text, **options)
-    command.add_argument("--config", type=Path, metavar="FILE", help="TOML file; flags win over it")
-    command.add_argument(
-        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="any other setting"
+def _add_serve(commands: "argparse._SubParsersAction[_Parser]") -> None:
+    text = "start a cell on this machine and serve the OpenAI API"
+    serve = commands.add_parser(
+        "serve",
+        help=text,
+        description=f"{text[0].upper()}{text[1:]}, until Ctrl-C.",
+        usage="pointsman serve [FLAG ...]",
+        epilog=_SERVE_END,
+        allow_abbrev=False,
     )
+    add_settings(serve, SERVE_GROUPS)
+
+
+def _add_check(commands: "argparse._SubParsersAction[_Parser]") -> None:
+    text = "does a model load, and what would each rank hold; starts nothing"
+    check = commands.add_parser(
+        "check",
+        help=text,
+        description=f"{text[0].upper()}{text[1:]}. Exit code 2 if it cannot be served.",
+        usage="pointsman check [MODEL_DIR] [FLAG ...]",
+        allow_abbrev=False,
+    )
+    check.add_argument(
+        "model_dir", nargs="?", metavar="MODEL_DIR", help="checkpoint (default: the demo model)"
+    )
+    check.add_argument(
+        "--json", type=Path, metavar="FILE", help="also write it as JSON (overwrites)"
+    )
+    add_settings(check, CELL_GROUPS)
+
+
+def _add_bench(commands: "argparse._SubParsersAction[_Parser]") -> None:
+    bench = commands.add_parser(
+        "bench",
+        help="measure this machine",
+        description="Measure this machine. control: a step's time outside the forward. "
+        "idle: CPU of an idle cell beside that of Ray with as many empty actors.",
+        usage="pointsman bench {control,idle} [FLAG ...]",
+        allow_abbrev=False,
+    )
+    bench.add_argument("what", choices=["control", "idle"])
+    bench.add_argument("--json", type=Path, metavar="FILE", help="also write JSON (overwrites)")
+    add_settings(bench, CELL_GROUPS)
 
 
 def _config(parsed: argparse.Namespace) -> Config:
-    overrides = dict(parse_set(assignment) for assignment in parsed.set)
-    values = vars(parsed)
-    overrides |= {path: values[path] for _, path, _, _ in _FLAGS if values[path] is not None}
+    overrides = dict(parse_set(assignment) for assignment in parsed.set) | given(parsed)
     if getattr(parsed, "model_dir", None):
         overrides["model.dir"] = parsed.model_dir
     return load_config(parsed.config, overrides)
@@ -119,16 +120,24 @@ def _check(config: Config, json_file: Path | None) -> int:
     description = describe(plan_cell(config))
     print(table(description))
     if json_file is not None:
-        json_file.write_text(json.dumps(description, indent=2) + "\n")
+        try:
+            json_file.write_text(json.dumps(description, indent=2) + "\n")
+        except OSError as error:
+            raise ConfigError(f"--json {json_file}: {error.strerror}") from error
     return 0
 
 
-def _bench(config: Config, json_file: Path | None) -> int:
-    from deploy.bench import control  # as above
+def _bench(config: Config, what: str, json_file: Path | None) -> int:
+    set_ray_environment()
+    from deploy.bench import control, idle  # as above
     from deploy.bench.report import report, write
 
-    ep_sizes = [config.cell.ep_size] if config.cell.ep_size else control.EP_SIZES
-    write(report(control.run(config, ep_sizes)), json_file)
+    if what == "idle":
+        rows = idle.run(config)
+    else:
+        ep_sizes = [config.cell.ep_size] if config.cell.ep_size else control.EP_SIZES
+        rows = control.run(config, ep_sizes)
+    write(report(rows), json_file)
     return 0
 
 
@@ -140,6 +149,10 @@ def _serve(config: Config) -> int:
     from deploy.supervisor import serve  # imports Ray, which must find its environment set
 
     return serve(config, plan)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 if __name__ == "__main__":

@@ -86,11 +86,11 @@ def launch_cell(config: Config, plan: CellPlan, progress: Progress) -> Cell:
     Raises CellError naming the part that failed, DeadlineError when `cell.start_timeout_seconds` is over.
     """
     deadline = time.monotonic() + config.cell.start_timeout_seconds
-    bundles = _reserve(plan, deadline)
+    bundles = reserve(plan, deadline)
     fingerprint = model_fingerprint(plan.model_dir, plan.dtype)
     cell = Cell(plan, engine=None, workers=[])
     cell.workers = [_start_worker(plan, bundles, rank) for rank in range(plan.ep_size)]
-    cell.engine = _actor(Engine, bundles, plan.ep_size).remote(config, plan, fingerprint)
+    cell.engine = actor_in(Engine, bundles, plan.ep_size).remote(config, plan, fingerprint)
     front, worker_endpoint, route_endpoint = _get(
         cell.engine.endpoints.remote(), deadline, "the engine"
     )
@@ -99,13 +99,13 @@ def launch_cell(config: Config, plan: CellPlan, progress: Progress) -> Cell:
     _load_weights(cell, config, deadline, progress)
     cell.worker_refs = [w.run.remote(worker_endpoint, route_endpoint) for w in cell.workers]
     _wait_until_ready(cell, deadline)
-    cell.http_server = _actor(HttpServer, bundles, plan.ep_size).remote(config, plan, front)
+    cell.http_server = actor_in(HttpServer, bundles, plan.ep_size).remote(config, plan, front)
     cell.port, cell.admin_port = _get(cell.http_server.start.remote(), deadline, "the HTTP server")
     cell.http_ref = cell.http_server.run.remote()
     return cell
 
 
-def _reserve(plan: CellPlan, deadline: float) -> Any:
+def reserve(plan: CellPlan, deadline: float) -> Any:
     """One bundle per rank and one for engine and HTTP server, all or none."""
     per_rank = {"CPU": 1.0, "GPU": 1.0} if plan.uses_gpus else {"CPU": 1.0}
     group = ray.util.placement_group([per_rank] * plan.ep_size + [{"CPU": 1.0}], strategy="PACK")
@@ -114,7 +114,7 @@ def _reserve(plan: CellPlan, deadline: float) -> Any:
     return group
 
 
-def _actor(cls: type, bundles: Any, bundle: int, **options: Any) -> Any:
+def actor_in(cls: type, bundles: Any, bundle: int, **options: Any) -> Any:
     strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
         placement_group=bundles, placement_group_bundle_index=bundle
     )
@@ -130,7 +130,7 @@ def _start_worker(plan: CellPlan, bundles: Any, rank: int) -> Any:
     options: dict[str, Any] = {"num_cpus": 1, "runtime_env": {"env_vars": {"OMP_NUM_THREADS": "1"}}}
     if plan.uses_gpus:
         options["num_gpus"] = 1
-    return _actor(ExpertWorker, bundles, rank, **options).remote(plan, rank)
+    return actor_in(ExpertWorker, bundles, rank, **options).remote(plan, rank)
 
 
 def _load_weights(cell: Cell, config: Config, deadline: float, progress: Progress) -> None:

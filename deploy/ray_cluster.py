@@ -28,11 +28,17 @@ class RayCluster:
     """Owner of the Ray processes and of their temporary directory, which is removed with them."""
 
     def __init__(
-        self, num_cpus: int, num_gpus: int, *, start: Callable[..., object] = ray.init
+        self,
+        num_cpus: int,
+        num_gpus: int,
+        *,
+        start: Callable[..., object] = ray.init,
+        end_seconds: float = END_SECONDS,
     ) -> None:
         """Raises CellError when Ray does not start the second time either. `start` is called as ray.init is."""
         self._directory = _temporary_directory()
         self._not_ours = _descendants()
+        self._end_seconds = end_seconds
         settings: dict[str, Any] = {
             "address": "local",
             "num_cpus": num_cpus,
@@ -85,7 +91,7 @@ class RayCluster:
         started = _descendants() - self._not_ours
         ray.shutdown()
         started |= _descendants() - self._not_ours
-        _, left = psutil.wait_procs(started, timeout=END_SECONDS)
+        _, left = psutil.wait_procs(started, timeout=self._end_seconds)
         for process in left:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()

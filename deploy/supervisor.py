@@ -20,8 +20,6 @@ from deploy.launch import Cell, End, end_of, launch_cell
 from deploy.ray_cluster import RayCluster
 
 WATCH_SECONDS = 1.0
-INTERRUPTED = 130
-"""Exit code of a start that a signal ended."""
 STOP_SECONDS = 2.0
 """HTTP server first, then engine and workers get so long to leave by themselves."""
 FAREWELL_SECONDS = 8.0
@@ -50,7 +48,8 @@ class StderrProgress:
 
 
 def serve(config: Config, plan: CellPlan) -> int:
-    """Blocks until SIGINT, SIGTERM or SIGHUP: returns 0, or INTERRUPTED during the start. Raises CellError on failure.
+    """Blocks until SIGINT, SIGTERM or SIGHUP and returns 0. Raises KeyboardInterrupt when one comes during the start,
+    CellError on failure.
 
     Standard output gets the ready line only; what Ray and the actors print goes to standard error.
     """
@@ -72,9 +71,8 @@ def serve(config: Config, plan: CellPlan) -> int:
             finally:
                 on_signals(_ignore)
                 cluster.close()
-        except (KeyboardInterrupt, SystemExit):  # the latter from Ray's SIGTERM handler
-            say("pointsman: interrupted while starting")
-            return INTERRUPTED
+        except SystemExit:  # from Ray's own SIGTERM handler, in place while Ray starts
+            raise KeyboardInterrupt from None
 
 
 def _serve_in(config: Config, plan: CellPlan, output: TextIO) -> int:

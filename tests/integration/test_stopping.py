@@ -73,7 +73,7 @@ def test_a_signal_during_the_start_ends_it(
         send(served)
         assert served.wait(GONE_SECONDS) == INTERRUPTED
         served.assert_nothing_left()
-        assert served.failure_lines == ["pointsman: interrupted while starting"]
+        assert served.failure_lines == ["pointsman: interrupted before it was ready"]
         assert "Traceback" not in served.stderr
 
 

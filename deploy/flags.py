@@ -1,0 +1,97 @@
+"""The flags that people set, in groups, each with the setting it stands for. Defaults come from `cluster.config`."""
+
+import argparse
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cluster.config import Config
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One flag; `path` is the setting's dotted path, `options` are argparse's."""
+
+    name: str
+    path: str
+    text: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def help(self) -> str:
+        """With the default, unless the text says what an empty one means."""
+        section, key = self.path.split(".")
+        default = getattr(getattr(Config(), section), key)
+        return f"{self.text} (default: {default})" if default else self.text
+
+
+_N = {"type": int, "metavar": "N"}
+_SIZE = {"metavar": "SIZE"}
+
+MODEL_FLAGS = (
+    Flag("--model", "model.dir", "checkpoint directory (default: the bundled demo model)", {"metavar": "DIR"}),
+    Flag("--served-model-name", "model.served_name", "its name in the API (default: the directory's)",
+         {"metavar": "NAME"}),
+    Flag("--dtype", "model.dtype", "auto: float32 on CPU, the checkpoint's on CUDA",
+         {"choices": ["auto", "float32", "bfloat16"]}),
+    Flag("--max-model-len", "model.max_len", "longest context in tokens (default: the model's, as far as one "
+         "rank's KV pool holds it)", _N),
+)  # fmt: skip
+CELL_FLAGS = (
+    Flag("--ep-size", "cell.ep_size", "number of ranks that share the experts, a divisor of the number of routed "
+         "experts (default: the number of GPUs, on CPU 4)", _N),
+    Flag("--dispatch", "cell.dispatch", "how tokens reach the ranks of their experts",
+         {"choices": ["auto", "negotiated"]}),
+    Flag("--exchange", "cell.exchange", "what moves rows between ranks; auto: gloo on CPU, nccl on CUDA",
+         {"choices": ["auto", "gloo", "nccl"]}),
+    Flag("--deterministic", "cell.deterministic", "byte-equal results whatever is cached, chunked, replayed or "
+         "beside it (float32 on CPU, slower)", {"action": "store_const", "const": True}),
+    Flag("--max-num-batched-tokens", "scheduler.max_num_batched_tokens", "most tokens per rank and step", _N),
+    Flag("--max-num-seqs", "scheduler.max_num_seqs", "most running sequences per rank", _N),
+)  # fmt: skip
+MEMORY_FLAGS = (
+    Flag("--kv-memory", "store.kv_memory", "KV pool of each rank", _SIZE),
+    Flag("--num-kv-blocks", "store.num_kv_blocks", "KV pool of each rank in blocks, instead of --kv-memory", _N),
+    Flag("--route-memory", "store.route_memory", "recorded routes of the whole cell, at least those of all KV blocks",
+         _SIZE),
+)  # fmt: skip
+HTTP_FLAGS = (
+    Flag("--host", "http.host", "address to listen on", {"metavar": "ADDRESS"}),
+    Flag("--port", "http.port", "port to listen on, 0: any free one", _N),
+    Flag("--admin-port", "http.admin_port", "port of the admin endpoints (on loopback), 0: any free one", _N),
+    Flag("--api-key-file", "http.api_key_file", "file whose first line clients must send as bearer token",
+         {"metavar": "FILE"}),
+)  # fmt: skip
+CELL_GROUPS = {
+    "model": MODEL_FLAGS,
+    "expert-parallel cell": CELL_FLAGS,
+    "memory (sizes: 512MiB, 4GiB)": MEMORY_FLAGS,
+}
+SERVE_GROUPS = CELL_GROUPS | {"HTTP": HTTP_FLAGS}
+
+
+def add_settings(command: argparse.ArgumentParser, groups: Mapping[str, Collection[Flag]]) -> None:
+    for title, flags in groups.items():
+        group = command.add_argument_group(title)
+        for flag in flags:
+            group.add_argument(
+                flag.name, dest=flag.path, default=None, help=flag.help, **flag.options
+            )
+    rest = command.add_argument_group("other settings")
+    rest.add_argument("--config", type=Path, metavar="FILE", help="TOML file; flags win over it")
+    rest.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="SECTION.KEY=VALUE",
+        help="any setting of the TOML file, may be repeated, for example "
+        "cell.step_timeout_floor_seconds=60",
+    )
+
+
+def given(parsed: argparse.Namespace) -> dict[str, Any]:
+    """Settings of the flags that were used, by dotted path."""
+    return {
+        path: value for path, value in vars(parsed).items() if "." in path and value is not None
+    }
