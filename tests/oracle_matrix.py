@@ -96,8 +96,8 @@ def cases_of(part: Part) -> list[Case]:
     """Cells outermost; the states of one engine together."""
     return [
         Case(model, ep_size, state, budget, lengths, deterministic)
-        for model in part.models
         for ep_size in part.ep_sizes
+        for model in part.models
         for deterministic in (True, False)
         for budget in part.budgets
         if deterministic or budget in FAST_BUDGETS
@@ -170,7 +170,7 @@ def report(lines: Sequence[Line], part: Part, command: str, progress: Progress) 
         [
             "# What was compared with what",
             "",
-            f"Written by `{command}`. {_extent(part, progress)}",
+            f"Written by `{command}`. {_extent(lines, part, progress)}",
             "",
             "Every run is compared in two ways.",
             "",
@@ -203,19 +203,23 @@ def report(lines: Sequence[Line], part: Part, command: str, progress: Progress) 
     )
 
 
-def _extent(part: Part, progress: Progress) -> str:
+def _extent(lines: Sequence[Line], part: Part, progress: Progress) -> str:
     whole = "the whole product" if part == Part() else "a part of the product"
-    ended = "" if progress.num_done == progress.num_cases else ", ended early"
+    is_complete = progress.num_done == progress.num_cases
+    cells = dict.fromkeys((line.ep_size, line.model) for line in lines)
+    by_size = groupby(cells, key=lambda cell: cell[0])
+    ran = "; ".join(f"EP {size}: {_joined([m for _, m in group])}" for size, group in by_size)
     return (
-        f"It ran {progress.num_done} of {progress.num_cases} cases of {whole}{ended}, in {progress.seconds / 60:.1f} "
-        f"minutes: models {', '.join(part.models)}; EP {_joined(part.ep_sizes)}; chunks {_joined(part.budgets)} "
-        f"(fast numerics: {_joined(FAST_BUDGETS)}); prompt lengths {_joined(part.lengths)}, those of 1,000 and more in "
-        f"chunks under 16 only for {' and '.join(LONG_IN_SMALL_CHUNKS)}; {MAX_TOKENS} greedy tokens each. "
+        f"It ran {progress.num_done} of the {progress.num_cases} cases of {whole}"
+        f"{'' if is_complete else ' and was ended early'}, in {progress.seconds / 60:.1f} minutes. "
+        f"Models at {ran}. Chunks {_joined(part.budgets)} (fast numerics: {_joined(FAST_BUDGETS)}); prompt lengths "
+        f"{_joined(part.lengths)}, those of 1,000 and more in chunks under 16 only for "
+        f"{' and '.join(LONG_IN_SMALL_CHUNKS)}; {MAX_TOKENS} greedy tokens each. "
         f"torch {torch.__version__}, transformers {transformers.__version__}, {platform.machine()}."
     )
 
 
-def _joined(values: Sequence[int]) -> str:
+def _joined(values: Sequence[object]) -> str:
     return ", ".join(map(str, values))
 
 

@@ -180,7 +180,7 @@ def run_state(
     if state == "mixed":
         return _mixed(observed.bench(budget=budget), prompts, max_tokens)
     if state == "preempted":
-        return _preempted(observed, budget, prompts, max_tokens)
+        return [_preempted(observed, budget, prompt, max_tokens) for prompt in prompts]
     bench = observed.bench(budget=budget)
     cold = [bench.generate(prompt, max_tokens) for prompt in prompts]
     if state == "cold":
@@ -265,25 +265,23 @@ def _shortened(run: RequestRun, max_tokens: int) -> RequestRun:
 
 
 def _preempted(
-    observed: ObservedRanks, budget: int, prompts: Sequence[list[int]], max_tokens: int
-) -> list[RequestRun]:
+    observed: ObservedRanks, budget: int, prompt: list[int], max_tokens: int
+) -> RequestRun:
     """On each rank an older request grows until the blocks do not suffice for both, and the younger has to go.
 
     With a budget of 1 the older one would take every step and a younger one never hold a block; with 2 the younger
     still computes one token per step.
     """
-    budget = max(budget, 2)
-    longest = max(len(prompt) for prompt in prompts)
-    num_blocks = max(_blocks(longest + max_tokens), _blocks(longest) + 1)
-    older_max_tokens = longest // budget + 24
-    num_blocks = max(num_blocks, _blocks(OLDER_PROMPT_TOKENS + older_max_tokens))
+    budget, num_tokens = max(budget, 2), len(prompt)
+    num_blocks = max(_blocks(num_tokens + max_tokens), _blocks(num_tokens) + 1)
+    room = num_blocks * BLOCK_SIZE - OLDER_PROMPT_TOKENS
+    older_max_tokens = min(num_tokens // budget + 24, room)
     bench = observed.bench(budget=budget, num_kv_blocks=num_blocks)
     for rank in range(observed.ranks.options.ep_size):
         bench.submit(random_prompt(OLDER_PROMPT_TOKENS, seed=800 + rank), older_max_tokens)
-    seq_ids = [bench.submit(prompt, max_tokens) for prompt in prompts]
-    bench.finish()
+    run = bench.generate(prompt, max_tokens)
     assert bench.num_preemptions > 0, "the state was not reached: nobody was preempted"
-    return [bench.run_of(seq_id) for seq_id in seq_ids]
+    return run
 
 
 def _blocks(num_tokens: int) -> int:
