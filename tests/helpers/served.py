@@ -58,7 +58,6 @@ class Served:
         self._out, self._err = self._outputs / "stdout", self._outputs / "stderr"
         self._seen: set[psutil.Process] = set()
         self._shared_memory: set[Path] = set()
-        self._ports: set[int] = set()
         with self._out.open("w") as out, self._err.open("w") as err:
             self.process = subprocess.Popen(
                 [
@@ -173,11 +172,6 @@ class Served:
         """Remembers what exists now, for `assert_nothing_left`."""
         for process in self.processes():
             try:
-                self._ports |= {
-                    c.laddr.port
-                    for c in process.net_connections("tcp")
-                    if c.status == psutil.CONN_LISTEN
-                }
                 maps = Path(f"/proc/{process.pid}/maps").read_text()
             except (psutil.Error, OSError):
                 continue
@@ -203,7 +197,8 @@ class Served:
         eventually(lambda: not self.processes(), seconds, f"the end of {self.processes()}")
         assert list(self.directory.iterdir()) == []
         assert [file for file in self._shared_memory if file.exists()] == []
-        assert [port for port in self._ports if _listens(port)] == []
+        if (match := _READY.search(self.stdout)) is not None:
+            assert [url for url in (match[1], match[3]) if _listens(url)] == []
 
 
 def wait_for_worker_process(served: Served) -> None:
@@ -220,10 +215,12 @@ def _runs(process: psutil.Process) -> bool:
         return False
 
 
-def _listens(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.settimeout(1.0)
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+def _listens(url: str) -> bool:
+    try:
+        with socket.create_server(address_of(url)):
+            return False
+    except OSError:
+        return True
 
 
 def free_port() -> int:

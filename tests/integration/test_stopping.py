@@ -38,9 +38,13 @@ def test_terminated_while_streaming_it_ends_the_streams_and_can_start_again_on_i
     with Served("--ep-size", "2", "--port", port) as again:
         again.wait_until_ready()
         assert health(again).status_code == 200
+        requests = OpenRequests(again, num_streams=1)
+        os.kill(again.pid_of_rank(1), signal.SIGSTOP)  # a step that hangs does not hold up the end
         again.interrupt()
         assert again.wait(GONE_SECONDS) == 0
         again.assert_nothing_left()
+        (end,) = requests.stream_ends(5.0)
+        assert end.broken or end.errors == ["the server is stopping"]
         assert again.failure_lines == []
 
 
