@@ -5,8 +5,11 @@ import pytest
 from tests.helpers.laboratory import Case, Laboratory, product_cases
 from tests.helpers.states import STATES
 
-SHORT_LENGTHS = (1, 15, 16, 17, 32, 33)
-CASES = product_cases(["demo", "plain"], [1, 2], STATES, [1, 7, 16, 512], SHORT_LENGTHS)
+BUDGETS = (1, 7, 16, 512)
+CASES = [
+    *product_cases(["demo"], [1, 2], STATES, BUDGETS, (1, 15, 16, 17, 33)),
+    *product_cases(["plain"], [1, 2], STATES, BUDGETS, (1, 16, 33)),
+]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -9,7 +9,7 @@ from tests.helpers.equality import byte_differences
 from tests.helpers.states import Bench, RequestRun, observed_ranks, random_prompt
 from tests.helpers.tiny_checkpoints import DEMO_MODEL_DIR
 
-NUM_REQUESTS = 30
+NUM_REQUESTS = 24
 
 
 def serve_traffic(bench: Bench, rng: random.Random) -> list[RequestRun]:
@@ -31,9 +31,7 @@ def serve_traffic(bench: Bench, rng: random.Random) -> list[RequestRun]:
     return [bench.run_of(seq_id) for seq_id in alive]
 
 
-@pytest.mark.parametrize(
-    ("ep_size", "seed"), [(1, 1), (1, 2), (1, 3), (1, 4), (2, 5), (2, 6), (4, 7)]
-)
+@pytest.mark.parametrize(("ep_size", "seed"), [(1, 1), (1, 2), (2, 5), (4, 7)])
 def test_every_answer_is_that_of_a_request_alone(ep_size: int, seed: int) -> None:
     rng = random.Random(seed)
     with observed_ranks(DEMO_MODEL_DIR, ep_size=ep_size) as observed:

@@ -3,7 +3,7 @@
 Owner of checkpoints, running ranks, reference models and outcomes.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import lru_cache
@@ -161,15 +161,12 @@ def product_cases(
     states: Sequence[State],
     budgets: Sequence[int],
     lengths: tuple[int, ...],
-    *,
-    keep: Callable[[Case], bool] = lambda case: True,
 ) -> list[Case]:
     """Cells outermost, so that each is started once; the states of one engine innermost."""
-    cases = [
+    return [
         Case(model, ep_size, state, budget, lengths)
         for model in models
         for ep_size in ep_sizes
         for budget in budgets
         for state in states
     ]
-    return [case for case in cases if keep(case)]

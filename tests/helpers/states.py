@@ -275,7 +275,7 @@ def _preempted(
     budget, num_tokens = max(budget, 2), len(prompt)
     num_blocks = max(_blocks(num_tokens + max_tokens), _blocks(num_tokens) + 1)
     room = num_blocks * BLOCK_SIZE - OLDER_PROMPT_TOKENS
-    older_max_tokens = min(num_tokens // budget + 24, room)
+    older_max_tokens = min(num_tokens // budget + 12, room)
     bench = observed.bench(budget=budget, num_kv_blocks=num_blocks)
     for rank in range(observed.ranks.options.ep_size):
         bench.submit(random_prompt(OLDER_PROMPT_TOKENS, seed=800 + rank), older_max_tokens)
