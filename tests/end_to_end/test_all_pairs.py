@@ -5,6 +5,7 @@ Combinations of many steps are left to `make oracle`: a prompt of more than 64 c
 
 from collections import Counter
 from itertools import combinations
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from tests.helpers.all_pairs import Row, all_pairs, pairs
 from tests.helpers.equality import LISTED_SHARE, Comparison
 from tests.helpers.laboratory import Case, Laboratory
 
-FACTORS = {
+FACTORS: dict[str, list[Any]] = {
     "model": ["demo", "plain", "one_group", "odd_sizes", "many_experts", "yarn"],
     "ep_size": [1, 2, 4],
     "deterministic": [True, False],
@@ -24,7 +25,7 @@ MAX_CHUNKS = 64
 
 
 def allowed(row: Row) -> bool:
-    return row.get("length", 0) <= MAX_CHUNKS * row.get("budget", MAX_CHUNKS * 1000)
+    return bool(row.get("length", 0) <= MAX_CHUNKS * row.get("budget", MAX_CHUNKS * 1000))
 
 
 ROWS = all_pairs(FACTORS, allowed)

@@ -7,7 +7,7 @@ import torch
 
 from tests.helpers.equality import LOGIT_TOLERANCE, ReferenceModel
 from tests.helpers.laboratory import DEMO, MODELS, Case, Laboratory
-from tests.helpers.states import observed_ranks, random_prompt, run_injected
+from tests.helpers.states import State, observed_ranks, random_prompt, run_injected
 from tests.helpers.tiny_checkpoints import (
     DEMO_MODEL_DIR,
     TINY_CONFIG,
@@ -20,7 +20,7 @@ TINY_MODELS = [name for name in MODELS if name != DEMO]
 
 @pytest.mark.parametrize("model", TINY_MODELS)
 @pytest.mark.parametrize("state", ["replay", "mixed"])
-def test_every_shape_agrees_on_two_ranks(laboratory: Laboratory, model: str, state: str) -> None:
+def test_every_shape_agrees_on_two_ranks(laboratory: Laboratory, model: str, state: State) -> None:
     case = Case(model, 2, state, 16, (70,))
     assert laboratory.outcome(case).comparison.failures == ()
 

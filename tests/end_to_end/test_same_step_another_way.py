@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from cluster.messages import RouteChunk, RouteFrame, SequenceStart, StepDescriptor, StepResult
-from cluster.types import Rank
+from cluster.types import EvictTarget, Rank
 from router_service.clients import Workers
 from tests.helpers.cells import CellOptions, running_cell
 from tests.helpers.engines import EngineHarness
@@ -96,7 +96,9 @@ def _tokens(results: list[StepResult]) -> list[int]:
 
 @pytest.mark.parametrize("evicted", [None, "kv"], ids=["gate", "replay"])
 @pytest.mark.parametrize("ep_size", [1, 2])
-def test_a_step_issued_twice_computes_the_bytes_of_one(ep_size: int, evicted: str | None) -> None:
+def test_a_step_issued_twice_computes_the_bytes_of_one(
+    ep_size: int, evicted: EvictTarget | None
+) -> None:
     with observed_ranks(DEMO_MODEL_DIR, ep_size=ep_size) as observed:
         once = generate(observed)
         bench = observed.bench(Repeating(observed.ranks.client), budget=BUDGET)
