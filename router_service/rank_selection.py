@@ -13,8 +13,9 @@ from cluster.types import Rank
 
 REPLAY_COST = 0.8
 """A replayed token's cost in computed tokens (no gate, no recording; attention and experts remain)."""
-SEQUENCE_COST = 16.0
-"""A running sequence's cost in computed tokens: it holds a row of every step to come."""
+SEQUENCE_COST = 64.0
+"""A running sequence's cost in computed tokens: it holds a row of every step to come, and a lone row costs as much as a
+few tokens of a long chunk. High enough that a rank does not collect sequences because their short tails are done."""
 
 
 @dataclass(frozen=True)
