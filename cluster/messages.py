@@ -9,6 +9,7 @@ Three conversations:
 import msgspec
 import numpy as np
 
+from cluster.model_spec import ComputeDtype
 from cluster.types import DispatchMode, EvictTarget, FinishReason
 
 Int32Column = np.ndarray
@@ -224,10 +225,27 @@ ToWorker = SequenceStart | SequenceEnd | RouteChunk | StepDescriptor | WorkerSto
 # expert worker -> engine
 
 
+class CellIdentity(msgspec.Struct, frozen=True):
+    """What the engine and every rank of a cell must have in common before a step can mean the same to all."""
+
+    model_fingerprint: str
+    """`cluster.namespace.model_fingerprint` of the files that this process sees."""
+    dtype: ComputeDtype
+    deterministic: bool
+    ep_size: int
+    placement_epoch: int
+    dispatch: DispatchMode
+    block_size: int
+    num_kv_blocks: int
+    """Per rank."""
+
+
 class WorkerReady(msgspec.Struct, frozen=True, tag=True):
+    """Loaded and joined. The engine refuses a rank whose `identity` is not its own."""
+
     rank: int
     pid: int
-    num_kv_blocks: int
+    identity: CellIdentity
 
 
 class StepTimings(msgspec.Struct, frozen=True):

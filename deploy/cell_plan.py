@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from cluster.messages import CellIdentity
 from cluster.model_spec import ComputeDtype, ModelSpec
 from cluster.types import DispatchMode, ExchangeKind
 
@@ -26,6 +27,19 @@ class CellPlan:
     route_budget_bytes: int
     checkpoint_bytes: int
     exchange_timeout_seconds: float
+
+    def identity(self, model_fingerprint: str) -> CellIdentity:
+        """What engine and ranks compare before the first step."""
+        return CellIdentity(
+            model_fingerprint=model_fingerprint,
+            dtype=self.dtype,
+            deterministic=self.deterministic,
+            ep_size=self.ep_size,
+            placement_epoch=0,
+            dispatch=self.dispatch,
+            block_size=self.block_size,
+            num_kv_blocks=self.num_kv_blocks,
+        )
 
     @property
     def kv_bytes_per_token(self) -> int:

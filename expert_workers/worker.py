@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 
 from cluster.messages import (
+    CellIdentity,
     RouteChunk,
     RouteFrame,
     SequenceStart,
@@ -19,7 +20,6 @@ from cluster.messages import (
 from cluster.model_spec import ModelSpec
 from cluster.placement import ExpertPlacement
 from cluster.routes import ExpertRoutes
-from cluster.types import DispatchMode
 from expert_workers.dispatch.base import Dispatcher
 from expert_workers.dispatch.load import LoadCountingDispatcher
 from expert_workers.ep_group import EpGroup
@@ -69,13 +69,14 @@ class ExpertWorker:
         rank: int,
         spec: ModelSpec,
         placement: ExpertPlacement,
-        dispatch: DispatchMode,
+        identity: CellIdentity,
         transformer: Transformer,
         kv_pool: KVPool,
         dispatcher: Dispatcher,
         group: EpGroup | None,
     ) -> None:
         self.rank = rank
+        self.identity = identity
         self.kv_pool = kv_pool
         self._spec = spec
         self._transformer = transformer
@@ -86,9 +87,9 @@ class ExpertWorker:
         self._sequences: dict[int, SequenceStart] = {}
         self._route_chunks: dict[int, RouteChunk] = {}
         self._limits = StepLimits(
-            ep_size=placement.ep_size,
-            placement_epoch=placement.epoch,
-            dispatch=dispatch,
+            ep_size=identity.ep_size,
+            placement_epoch=identity.placement_epoch,
+            dispatch=identity.dispatch,
             vocab_size=spec.vocab_size,
             max_position_embeddings=spec.max_position_embeddings,
             num_kv_blocks=kv_pool.num_blocks,

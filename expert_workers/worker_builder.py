@@ -6,7 +6,9 @@ from pathlib import Path
 import torch
 from torch._C._distributed_c10d import Store
 
+from cluster.messages import CellIdentity
 from cluster.model_spec import ComputeDtype, read_model_spec
+from cluster.namespace import model_fingerprint
 from cluster.placement import ExpertPlacement
 from cluster.types import DispatchMode, ExchangeKind
 from expert_workers.device import torch_dtype
@@ -90,11 +92,25 @@ def build_expert_worker(
         rank=options.rank,
         spec=spec,
         placement=placement,
-        dispatch=options.dispatch,
+        identity=rank_identity(options, placement),
         transformer=transformer,
         kv_pool=kv_pool,
         dispatcher=_dispatcher(placement, group, options.device),
         group=group,
+    )
+
+
+def rank_identity(options: WorkerOptions, placement: ExpertPlacement) -> CellIdentity:
+    """What this rank has, from its own files; `model_fingerprint` says how much of them it reads."""
+    return CellIdentity(
+        model_fingerprint=model_fingerprint(options.model_dir, options.dtype),
+        dtype=options.dtype,
+        deterministic=options.deterministic,
+        ep_size=placement.ep_size,
+        placement_epoch=placement.epoch,
+        dispatch=options.dispatch,
+        block_size=options.block_size,
+        num_kv_blocks=options.num_kv_blocks,
     )
 
 

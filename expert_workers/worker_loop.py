@@ -56,8 +56,7 @@ class _WorkerLoop:
         self._step_id = NO_STEP
 
     def run(self) -> None:
-        num_kv_blocks = self._worker.kv_pool.num_blocks
-        self._engine.send(encode(WorkerReady(self._rank, os.getpid(), num_kv_blocks)))
+        self._engine.send(encode(WorkerReady(self._rank, os.getpid(), self._worker.identity)))
         while True:
             # Without a deadline: an idle cell costs nothing, and whoever started this process ends it.
             frame = self._engine.receive(None)

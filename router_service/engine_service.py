@@ -8,7 +8,6 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import zmq
 from prometheus_client import CollectorRegistry
@@ -19,6 +18,7 @@ from cluster.errors import CellError, OverloadedError, RankLostError, RequestErr
 from cluster.log import logger
 from cluster.messages import (
     Abort,
+    CellIdentity,
     CellStatus,
     EvictCommand,
     EvictReport,
@@ -37,7 +37,7 @@ from cluster.messages import (
 )
 from cluster.metrics import Metrics
 from cluster.routes import RouteShape
-from cluster.types import DispatchMode, Namespace
+from cluster.types import Namespace
 from cluster.wire import Decoder, encode
 from router_service.clients import PrefixStore
 from router_service.engine import Engine, EngineLimits
@@ -57,17 +57,6 @@ STARTING = "starting"
 _LOG = logger("engine")
 
 
-@dataclass(frozen=True)
-class CellShape:
-    """What the engine must know of the model and the cell."""
-
-    num_ranks: int
-    num_kv_blocks: int
-    block_size: int
-    route_shape: RouteShape
-    dispatch: DispatchMode
-
-
 class _StopAsked(Exception):
     """Stop came before the workers were ready."""
 
@@ -78,20 +67,21 @@ class EngineService:
     def __init__(
         self,
         config: Config,
-        shape: CellShape,
+        identity: CellIdentity,
         *,
+        route_shape: RouteShape,
         store: PrefixStore,
         namespace_of: Callable[[str | None], Namespace],
         host: str,
     ) -> None:
-        self._shape = shape
+        self._identity = identity
         self._config = config
         self._store = store
         self._metrics = Metrics(CollectorRegistry())
-        self._front = RouterSocket()
+        self._client_socket = RouterSocket()
         self._worker_socket = RouterSocket()
         self._route_socket = PullSocket()
-        self.front_endpoint = self._front.bind(host)
+        self.client_endpoint = self._client_socket.bind(host)
         self.worker_endpoint = self._worker_socket.bind(host)
         self.route_endpoint = self._route_socket.bind(host)
         self._decoder: Decoder[ToEngine] = Decoder(ToEngine)
@@ -100,37 +90,39 @@ class EngineService:
         self._stopping: str | None = None
         cell = config.cell
         self._workers = WorkerClient(
-            num_ranks=shape.num_ranks,
+            identity=identity,
             workers=self._worker_socket,
             routes=self._route_socket,
-            front=self._front,
-            on_front=self._take_front,
+            clients=self._client_socket,
+            on_client_message=self._take_client_messages,
             clock=StepClock(cell.step_timeout_factor, cell.step_timeout_floor_seconds),
         )
-        self._engine = self._build_engine(namespace_of)
+        self._engine = self._build_engine(route_shape, namespace_of)
 
-    def _build_engine(self, namespace_of: Callable[[str | None], Namespace]) -> Engine:
-        shape, config = self._shape, self._config
+    def _build_engine(
+        self, route_shape: RouteShape, namespace_of: Callable[[str | None], Namespace]
+    ) -> Engine:
+        identity, config = self._identity, self._config
         limits = SchedulerLimits.from_config(
             config.scheduler,
-            num_ranks=shape.num_ranks,
-            block_size=shape.block_size,
+            num_ranks=identity.ep_size,
+            block_size=identity.block_size,
             route_replay=config.store.route_replay,
         )
         return Engine(
             EngineLimits(
-                num_ranks=shape.num_ranks,
-                block_size=shape.block_size,
-                num_kv_blocks=shape.num_kv_blocks,
-                route_shape=shape.route_shape,
-                dispatch=shape.dispatch,
-                placement_epoch=0,
+                num_ranks=identity.ep_size,
+                block_size=identity.block_size,
+                num_kv_blocks=identity.num_kv_blocks,
+                route_shape=route_shape,
+                dispatch=identity.dispatch,
+                placement_epoch=identity.placement_epoch,
                 frame_timeout_seconds=config.cell.step_timeout_floor_seconds,
             ),
             scheduler=Scheduler(limits, self._store),
             store=self._store,
             workers=self._workers,
-            observer=StepMetrics(self._metrics, shape.dispatch),
+            observer=StepMetrics(self._metrics, identity.dispatch),
             namespace_of=namespace_of,
             draw_seed=lambda: secrets.randbits(63),
         )
@@ -155,7 +147,7 @@ class EngineService:
         try:
             self._workers.wait_until_ready(self._config.cell.start_timeout_seconds)
             self._not_ready = ""
-            _LOG.info("ready ranks=%d dispatch=%s", self._shape.num_ranks, self._shape.dispatch)
+            _LOG.info("ready ranks=%d dispatch=%s", self._identity.ep_size, self._identity.dispatch)
             self._serve()
         except _StopAsked:
             return None
@@ -168,25 +160,25 @@ class EngineService:
         while self._stopping is None:
             if self._engine.has_work or self._commands:
                 checked = False
-                self._take_front()
+                self._take_client_messages()
                 self._run_commands()
                 if self._engine.has_work:
                     self._engine.step()
                 self._ship()
-            elif not self._wait_for_front(None if checked else IDLE_CHECK_SECONDS):
+            elif not self._wait_for_client_message(None if checked else IDLE_CHECK_SECONDS):
                 self._engine.check_invariants()
                 checked = True
 
-    def _wait_for_front(self, timeout_seconds: float | None) -> bool:
+    def _wait_for_client_message(self, timeout_seconds: float | None) -> bool:
         """Sleeps until a message is there (True) or the timeout has passed. A worker may fail while idle."""
         poller = zmq.Poller()
-        poller.register(self._front.socket, zmq.POLLIN)
+        poller.register(self._client_socket.socket, zmq.POLLIN)
         poller.register(self._worker_socket.socket, zmq.POLLIN)
         timeout = None if timeout_seconds is None else int(timeout_seconds * 1000)
         events = dict(poller.poll(timeout))
         if self._worker_socket.socket in events:
             self._workers.take_failure()
-        self._take_front()
+        self._take_client_messages()
         return bool(events)
 
     def _end(self, failure: str | None) -> None:
@@ -200,14 +192,14 @@ class EngineService:
                 _LOG.error("cell failed reason=%r", failure)
             self._answer_for(0.0 if failure is None else FAREWELL_SECONDS)
             self._workers.stop()
-            for socket in (self._front, self._worker_socket, self._route_socket):
+            for socket in (self._client_socket, self._worker_socket, self._route_socket):
                 socket.close_after_sending(1.0)
 
     def _answer_for(self, seconds: float) -> None:
         """Answers what has arrived already and what still does; Stop ends the wait."""
         deadline = time.monotonic() + seconds
         self._run_commands()
-        while (received := self._front.receive(self._remaining(deadline))) is not None:
+        while (received := self._client_socket.receive(self._remaining(deadline))) is not None:
             self._take(*received, may_raise=False)
             self._run_commands()
 
@@ -216,10 +208,10 @@ class EngineService:
 
     # --- messages from HTTP servers and the launcher
 
-    def _take_front(self) -> None:
+    def _take_client_messages(self) -> None:
         """Takes all that has arrived. Raises RankLostError when the launcher reports a death, and while starting
         refuses what needs a step at once."""
-        while (received := self._front.receive(0.0)) is not None:
+        while (received := self._client_socket.receive(0.0)) is not None:
             self._take(*received, may_raise=True)
         if self._not_ready:
             self._run_commands()
@@ -282,15 +274,14 @@ class EngineService:
         for item in self._engine.take_deltas():
             by_client.setdefault(item.client, []).append(item.delta)
         gone = [c for c, deltas in by_client.items() if not self._send(c, OutputBatch(deltas))]
-        for (
-            client
-        ) in gone:  # only when the others have theirs: an abort may find that a worker is lost
+        # only when the others have theirs: an abort may find that a worker is lost
+        for client in gone:
             self._engine.abort_all(client)
 
     def _send(self, peer: bytes, message: ToHttpServer) -> bool:
         """False when the HTTP server is gone."""
         try:
-            self._front.send(peer, encode(message))
+            self._client_socket.send(peer, encode(message))
         except CellError as error:
             _LOG.warning("http server gone peer=%r reason=%s", peer, error)
             return False
@@ -302,9 +293,9 @@ class EngineService:
             query_id=query_id,
             ready=not self._not_ready,
             reason=self._not_ready,
-            ep_size=self._shape.num_ranks,
-            placement_epoch=0,
-            dispatch=self._shape.dispatch,
+            ep_size=self._identity.ep_size,
+            placement_epoch=self._identity.placement_epoch,
+            dispatch=self._identity.dispatch,
             num_waiting=self._engine.num_waiting,
             num_running=self._engine.num_running,
             kv_blocks_free=list(stats.kv_blocks_free),
@@ -323,7 +314,7 @@ class EngineService:
         metrics.prefix_store_nodes.set(stats.num_nodes)
         metrics.prefix_store_bytes.labels("kv").set(stats.kv_bytes)
         metrics.prefix_store_bytes.labels("routes").set(stats.route_bytes)
-        for rank in range(self._shape.num_ranks):
+        for rank in range(self._identity.ep_size):
             metrics.kv_blocks_free.labels(rank).set(stats.kv_blocks_free[rank])
             metrics.kv_blocks_used.labels(rank).set(stats.kv_blocks_used[rank])
         metrics.set_evictions(kv=stats.kv_blocks_evicted, routes=stats.route_blocks_evicted)

@@ -4,10 +4,12 @@ import time
 from collections.abc import Callable
 
 import zmq
+from msgspec.structs import asdict
 
 from cluster.channel import PullSocket, RouterSocket
 from cluster.errors import CellError, DeadlineError, RankLostError
 from cluster.messages import (
+    CellIdentity,
     RouteChunk,
     RouteFrame,
     SequenceEnd,
@@ -34,39 +36,41 @@ def peer_name(rank: int) -> bytes:
 class WorkerClient:
     """Owner of both sockets to the workers. One thread.
 
-    `front` is the engine's other socket: while a step runs, its messages are taken by `on_front`, which raises
-    RankLostError when the launcher reports a death.
+    `clients` is the engine's socket to HTTP servers and the launcher: while a step runs, its messages are taken by
+    `on_client_message`, which raises RankLostError when the launcher reports a death.
     """
 
     def __init__(
         self,
         *,
-        num_ranks: int,
+        identity: CellIdentity,
         workers: RouterSocket,
         routes: PullSocket,
-        front: RouterSocket,
-        on_front: Callable[[], None],
+        clients: RouterSocket,
+        on_client_message: Callable[[], None],
         clock: StepClock,
     ) -> None:
-        self._num_ranks = num_ranks
+        self._identity = identity
+        self._num_ranks = identity.ep_size
         self._workers = workers
         self._routes = routes
-        self._on_front = on_front
+        self._on_client_message = on_client_message
         self._clock = clock
         self._decoder: Decoder[ToEngineFromWorker] = Decoder(ToEngineFromWorker)
         self._route_decoder: Decoder[RouteFrame] = Decoder(RouteFrame)
-        self._front = front.socket
+        self._client_socket = clients.socket
         self._poller = zmq.Poller()
         self._route_poller = zmq.Poller()
         for poller in (self._poller, self._route_poller):
             poller.register(workers.socket, zmq.POLLIN)
-            poller.register(self._front, zmq.POLLIN)
+            poller.register(self._client_socket, zmq.POLLIN)
         self._route_poller.register(routes.socket, zmq.POLLIN)
 
     # --- start and stop
 
     def wait_until_ready(self, timeout_seconds: float) -> list[WorkerReady]:
-        """Raises DeadlineError naming the ranks that did not report, RankLostError for one that failed."""
+        """Raises DeadlineError naming the ranks that did not report, RankLostError for one that failed, CellError when
+        a rank is not what this cell is made of."""
         ready: dict[int, WorkerReady] = {}
         deadline = time.monotonic() + timeout_seconds
         while len(ready) < self._num_ranks:
@@ -81,7 +85,21 @@ class WorkerClient:
                 raise RankLostError(message.rank, message.reason)
             if isinstance(message, WorkerReady):
                 ready[message.rank] = message
-        return [ready[rank] for rank in range(self._num_ranks)]
+        by_rank = [ready[rank] for rank in range(self._num_ranks)]
+        self._refuse_differences(by_rank)
+        return by_rank
+
+    def _refuse_differences(self, by_rank: list[WorkerReady]) -> None:
+        """Raises one CellError that names every rank, field and pair of values that differ."""
+        expected = asdict(self._identity)
+        differences = [
+            f"rank {ready.rank} has {field} {value!r}, the engine expects {expected[field]!r}"
+            for ready in by_rank
+            for field, value in asdict(ready.identity).items()
+            if value != expected[field]
+        ]
+        if differences:
+            raise CellError("; ".join(differences))
 
     def stop(self) -> None:
         """Asks every reachable worker to leave; a dead one is skipped."""
@@ -141,14 +159,14 @@ class WorkerClient:
             raise RankLostError(rank, str(error)) from error
 
     def _await_routes(self, timeout_seconds: float) -> None:
-        """Until a frame is there or the timeout has passed. Serves the front; raises when a rank fails meanwhile."""
+        """Until a frame is there or the timeout has passed. Serves clients; raises when a rank fails meanwhile."""
         deadline = time.monotonic() + timeout_seconds
         while (remaining := deadline - time.monotonic()) > 0:
             events = dict(self._route_poller.poll(int(remaining * 1000) + 1))
             if self._routes.socket in events:
                 return
-            if self._front in events:
-                self._on_front()
+            if self._client_socket in events:
+                self._on_client_message()
             if self._workers.socket in events:
                 self.take_failure()
 
@@ -172,11 +190,11 @@ class WorkerClient:
         """Raises. After a broken exchange the launcher gets a moment to name the rank that really died."""
         deadline = time.monotonic() + (BLAME_SECONDS if failure.exchange else 0.0)
         while time.monotonic() < deadline:
-            self._receive(deadline)  # `on_front` raises when the launcher reports a death
+            self._receive(deadline)  # `on_client_message` raises when the launcher reports a death
         raise RankLostError(failure.rank, failure.reason)
 
     def _receive(self, deadline: float) -> ToEngineFromWorker | None:
-        """The next message of any worker, or None once the deadline has passed. Serves the front meanwhile.
+        """The next message of any worker, or None once the deadline has passed. Serves clients meanwhile.
 
         An answer that is there counts also when this process woke up too late to take it in time.
         """
@@ -188,5 +206,5 @@ class WorkerClient:
             if remaining <= 0:
                 return None
             events = dict(self._poller.poll(int(remaining * 1000) + 1))
-            if self._front in events:
-                self._on_front()
+            if self._client_socket in events:
+                self._on_client_message()

@@ -7,7 +7,7 @@ from cluster.log import configure_logging
 from cluster.namespace import namespace_of
 from deploy.cell_plan import CellPlan
 from prefix_store.store import PrefixStore
-from router_service.engine_service import CellShape, EngineService
+from router_service.engine_service import EngineService
 
 
 class Engine:
@@ -15,13 +15,6 @@ class Engine:
 
     def __init__(self, config: Config, plan: CellPlan, fingerprint: str) -> None:
         configure_logging()
-        shape = CellShape(
-            num_ranks=plan.ep_size,
-            num_kv_blocks=plan.num_kv_blocks,
-            block_size=plan.block_size,
-            route_shape=plan.spec.route_shape,
-            dispatch=plan.dispatch,
-        )
         store = PrefixStore(
             num_ranks=plan.ep_size,
             num_kv_blocks=plan.num_kv_blocks,
@@ -32,7 +25,8 @@ class Engine:
         )
         self._service = EngineService(
             config,
-            shape,
+            plan.identity(fingerprint),
+            route_shape=plan.spec.route_shape,
             store=store,
             namespace_of=lambda salt: namespace_of(
                 fingerprint, block_size=plan.block_size, cache_salt=salt
@@ -41,9 +35,9 @@ class Engine:
         )
 
     def endpoints(self) -> tuple[str, str, str]:
-        """Of HTTP servers, of workers, of route frames."""
+        """Of clients (HTTP servers and the launcher), of workers, of route frames."""
         service = self._service
-        return service.front_endpoint, service.worker_endpoint, service.route_endpoint
+        return service.client_endpoint, service.worker_endpoint, service.route_endpoint
 
     def run(self) -> str | None:
         """None after a stop that was asked for, else why the cell failed."""

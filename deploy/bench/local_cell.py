@@ -64,8 +64,9 @@ class RecordingObserver:
 class LocalCell:
     """Submit, run, look at `observer`."""
 
-    def __init__(self, config: Config, plan: CellPlan, workers: WorkerClient) -> None:
-        fingerprint = model_fingerprint(plan.model_dir, plan.dtype)
+    def __init__(
+        self, config: Config, plan: CellPlan, workers: WorkerClient, fingerprint: str
+    ) -> None:
         self.observer = RecordingObserver()
         self.plan = plan
         store = PrefixStore(
@@ -122,9 +123,10 @@ class LocalCell:
 @contextmanager
 def local_cell(config: Config, plan: CellPlan) -> Iterator[LocalCell]:
     """CPU ranks only; each is a fresh process with one compute thread."""
+    fingerprint = model_fingerprint(plan.model_dir, plan.dtype)
     store = host_store(LOOPBACK, 0, START_SECONDS)
-    with RouterSocket() as front, RouterSocket() as workers, PullSocket() as routes:
-        front.bind(LOOPBACK)
+    with RouterSocket() as clients, RouterSocket() as workers, PullSocket() as routes:
+        clients.bind(LOOPBACK)
         endpoints = workers.bind(LOOPBACK), routes.bind(LOOPBACK)
         context = multiprocessing.get_context("spawn")
         processes = [
@@ -136,16 +138,16 @@ def local_cell(config: Config, plan: CellPlan) -> Iterator[LocalCell]:
         for process in processes:
             process.start()
         client = WorkerClient(
-            num_ranks=plan.ep_size,
+            identity=plan.identity(fingerprint),
             workers=workers,
             routes=routes,
-            front=front,
-            on_front=lambda: None,
+            clients=clients,
+            on_client_message=lambda: None,
             clock=StepClock(config.cell.step_timeout_factor, START_SECONDS),
         )
         try:
             client.wait_until_ready(START_SECONDS)
-            yield LocalCell(config, plan, client)
+            yield LocalCell(config, plan, client, fingerprint)
         finally:
             client.stop()
             _end(processes)

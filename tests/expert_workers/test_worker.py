@@ -17,7 +17,7 @@ from expert_workers.model.numerics import FastNumerics
 from expert_workers.model.transformer import Transformer
 from expert_workers.model.weights import WeightTarget, load_weights
 from expert_workers.worker import ExpertWorker
-from expert_workers.worker_builder import build_expert_worker
+from expert_workers.worker_builder import build_expert_worker, rank_identity
 from tests.expert_workers.driving import (
     BLOCK_SIZE,
     DEMO_MODEL,
@@ -255,7 +255,7 @@ def worker_with_counted_dispatches() -> tuple[ExpertWorker, CountingDispatcher]:
         rank=0,
         spec=SPEC,
         placement=placement,
-        dispatch="local",
+        identity=rank_identity(make_options(), placement),
         transformer=Transformer(SPEC, weights, FastNumerics()),
         kv_pool=KVPool(
             num_layers=SPEC.num_layers,

@@ -9,6 +9,7 @@ import pytest
 from cluster.channel import PullSocket, RouterSocket
 from cluster.errors import CellError, WireError
 from cluster.messages import (
+    CellIdentity,
     RouteChunk,
     RouteFrame,
     SequenceEnd,
@@ -20,12 +21,15 @@ from cluster.messages import (
     WorkerReady,
     WorkerStop,
 )
+from cluster.namespace import model_fingerprint
 from cluster.routes import ExpertRoutes
 from cluster.types import DispatchMode
 from cluster.wire import Decoder, encode
 from expert_workers.worker_builder import build_expert_worker
 from expert_workers.worker_loop import run_worker
 from tests.expert_workers.driving import (
+    BLOCK_SIZE,
+    DEMO_MODEL,
     NUM_KV_BLOCKS,
     ChunkSpec,
     DrivenSequence,
@@ -39,6 +43,16 @@ from tests.helpers.ranks import LOOPBACK, RankContext, run_ranks
 
 EP_SIZE = 2
 WAIT_SECONDS = 20.0
+IDENTITY = CellIdentity(
+    model_fingerprint=model_fingerprint(DEMO_MODEL, "float32"),
+    dtype="float32",
+    deterministic=True,
+    ep_size=EP_SIZE,
+    placement_epoch=0,
+    dispatch="negotiated",
+    block_size=BLOCK_SIZE,
+    num_kv_blocks=NUM_KV_BLOCKS,
+)
 
 
 class SocketCell:
@@ -147,7 +161,8 @@ def prefill_decode_replay(driver: Driver, ep_size: int) -> Story:
 
 def tell_by_sockets(cell: SocketCell) -> Story:
     ready = cell.ready_workers()
-    assert [(r.rank, r.num_kv_blocks) for r in ready] == [(0, NUM_KV_BLOCKS), (1, NUM_KV_BLOCKS)]
+    assert [r.rank for r in ready] == [0, 1]
+    assert [r.identity for r in ready] == [IDENTITY, IDENTITY]
     story = prefill_decode_replay(Driver(cell, chunk_tokens=16), EP_SIZE)
     cell.tell(0, SequenceEnd([0, 2]))
     cell.tell_all(WorkerStop())

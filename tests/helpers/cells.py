@@ -12,7 +12,9 @@ import torch
 from torch._C._distributed_c10d import FileStore, Store
 
 from cluster.channel import PullSocket, RouterSocket
+from cluster.messages import CellIdentity
 from cluster.model_spec import ModelSpec, read_model_spec
+from cluster.namespace import model_fingerprint
 from cluster.types import DispatchMode, Rank
 from expert_workers.worker import ExpertWorker
 from expert_workers.worker_builder import WorkerOptions, build_expert_worker
@@ -73,12 +75,12 @@ class RunningRanks:
 def running_ranks(options: CellOptions) -> Iterator[RunningRanks]:
     spec = read_model_spec(options.model_dir)
     with (
-        RouterSocket() as front,
+        RouterSocket() as clients,
         RouterSocket() as workers,
         PullSocket() as routes,
         TemporaryDirectory() as directory,
     ):
-        front.bind(LOOPBACK)
+        clients.bind(LOOPBACK)
         meeting_file = f"{directory}/ep-group"
         endpoints = workers.bind(LOOPBACK), routes.bind(LOOPBACK)
         context = multiprocessing.get_context("fork")
@@ -91,11 +93,11 @@ def running_ranks(options: CellOptions) -> Iterator[RunningRanks]:
         for process in processes:
             process.start()
         client = WorkerClient(
-            num_ranks=options.ep_size,
+            identity=_identity(options),
             workers=workers,
             routes=routes,
-            front=front,
-            on_front=lambda: None,
+            clients=clients,
+            on_client_message=lambda: None,
             clock=StepClock(factor=50.0, floor_seconds=60.0),
         )
         try:
@@ -110,6 +112,19 @@ def running_cell(options: CellOptions) -> Iterator[EngineHarness]:
     """Ranks and one engine."""
     with running_ranks(options) as ranks:
         yield ranks.engine(**options.engine)
+
+
+def _identity(options: CellOptions) -> CellIdentity:
+    return CellIdentity(
+        model_fingerprint=model_fingerprint(options.model_dir, "float32"),
+        dtype="float32",
+        deterministic=options.deterministic,
+        ep_size=options.ep_size,
+        placement_epoch=0,
+        dispatch=options.dispatch,
+        block_size=options.block_size,
+        num_kv_blocks=options.num_kv_blocks,
+    )
 
 
 def _run_rank(

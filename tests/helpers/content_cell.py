@@ -8,6 +8,7 @@ import numpy as np
 from cluster.channel import DealerSocket, PushSocket
 from cluster.config import CellSection, Config, SchedulerSection
 from cluster.messages import (
+    CellIdentity,
     CellStatus,
     Completion,
     OutputBatch,
@@ -29,7 +30,7 @@ from cluster.messages import (
 from cluster.types import Namespace, Rank
 from cluster.wire import Decoder, encode
 from prefix_store.store import PrefixStore
-from router_service.engine_service import CellShape, EngineService
+from router_service.engine_service import EngineService
 from tests.helpers.content_workers import SHAPE, ContentWorkers
 
 HOST = "127.0.0.1"
@@ -38,6 +39,19 @@ BLOCK_SIZE = 4
 NUM_KV_BLOCKS = 64
 _POLL = 0.02
 A = TypeVar("A")
+
+
+def make_identity(num_ranks: int) -> CellIdentity:
+    return CellIdentity(
+        model_fingerprint="digests",
+        dtype="float32",
+        deterministic=True,
+        ep_size=num_ranks,
+        placement_epoch=0,
+        dispatch="negotiated",
+        block_size=BLOCK_SIZE,
+        num_kv_blocks=NUM_KV_BLOCKS,
+    )
 
 
 class ContentRanks:
@@ -78,7 +92,7 @@ class ContentRanks:
         routes.connect(self._service.route_endpoint)
         for rank, socket in sockets.items():
             socket.connect(self._service.worker_endpoint)
-            socket.send(encode(WorkerReady(rank, 0, NUM_KV_BLOCKS)))
+            socket.send(encode(WorkerReady(rank, 0, make_identity(self._num_ranks))))
         while not self._stop.is_set() and sockets:
             for rank, socket in list(sockets.items()):
                 if rank == self._hang_up or not self._serve(rank, socket, sockets, routes):
@@ -206,13 +220,14 @@ class ContentCell:
         )
         self.service = EngineService(
             Config(cell=cell, scheduler=scheduler),
-            CellShape(num_ranks, NUM_KV_BLOCKS, BLOCK_SIZE, SHAPE, "negotiated"),
+            make_identity(num_ranks),
+            route_shape=SHAPE,
             store=self.store,
             namespace_of=lambda salt: Namespace(f"model/{salt}"),
             host=HOST,
         )
         self.ranks = ContentRanks(self.service, num_ranks)
-        self.client = Client(self.service.front_endpoint)
+        self.client = Client(self.service.client_endpoint)
         self.failure: str | None = None
         self.error: Exception | None = None
         self._ranks_come = ranks_come

@@ -34,7 +34,7 @@ from expert_workers.model.transformer import Transformer
 from expert_workers.model.weights import ModelWeights, MoeWeights, WeightTarget, load_weights
 from expert_workers.step_inputs import StepInputs
 from expert_workers.worker import ExpertWorker, StepOutcome
-from expert_workers.worker_builder import WorkerOptions
+from expert_workers.worker_builder import WorkerOptions, rank_identity
 
 CHUNK_RECORD = np.dtype([("seq_id", "<i8"), ("first_position", "<i8"), ("num_tokens", "<i8")])
 POISON_FILE = "poison-gates"
@@ -161,7 +161,7 @@ def build_observed_worker(directory: Path, options: WorkerOptions, store: Store)
         rank=options.rank,
         spec=spec,
         placement=placement,
-        dispatch=options.dispatch,
+        identity=rank_identity(options, placement),
         kv_pool=KVPool(
             num_layers=spec.num_layers,
             num_blocks=options.num_kv_blocks,

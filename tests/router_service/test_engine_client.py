@@ -30,7 +30,7 @@ async def submit_and_read(endpoint: str, submit: Submit) -> None:
 
 def refusal_of(cell: ContentCell, submit: Submit) -> PointsmanError:
     with pytest.raises(PointsmanError) as refused:
-        asyncio.run(submit_and_read(cell.service.front_endpoint, submit))
+        asyncio.run(submit_and_read(cell.service.client_endpoint, submit))
     return refused.value
 
 

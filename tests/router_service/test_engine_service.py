@@ -26,7 +26,7 @@ from cluster.messages import (
 from cluster.prefix_match import Publication
 from cluster.wire import encode
 from prefix_store.store import PrefixStore
-from tests.helpers.content_cell import PATIENCE, Client, ContentCell
+from tests.helpers.content_cell import PATIENCE, Client, ContentCell, make_identity
 from tests.helpers.content_workers import oracle
 
 PROMPT = list(range(1, 14))
@@ -65,7 +65,7 @@ def test_a_request_streams_its_tokens_and_ends_with_one_completion(cell: Content
 
 
 def test_requests_of_two_http_servers_with_one_id_do_not_meet(cell: ContentCell) -> None:
-    other = Client(cell.service.front_endpoint, "http-1")
+    other = Client(cell.service.client_endpoint, "http-1")
     prompts = {cell.client: PROMPT, other: PROMPT[::-1]}
     for client, prompt in prompts.items():
         client.submit("r", prompt, 6)
@@ -172,7 +172,7 @@ def test_a_peer_with_a_name_that_is_no_text_may_leave_before_its_tokens(cell: Co
     hold_a_step(cell)
     stranger = DealerSocket("stranger")
     stranger.socket.identity = b"\xff\xfe"
-    stranger.connect(cell.service.front_endpoint)
+    stranger.connect(cell.service.client_endpoint)
     sampling = SamplingParams(3, 0.0, 1.0, None, ())
     stranger.send(encode(Submit("r", np.array(PROMPT, np.int32), sampling, None, False)))
     stranger.send(encode(StatusQuery(1)))
@@ -188,7 +188,7 @@ def test_a_peer_with_a_name_that_is_no_text_may_leave_before_its_tokens(cell: Co
 
 def test_all_requests_of_an_http_server_that_is_gone_end_also_those_that_wait() -> None:
     with ContentCell(max_num_seqs=1) as cell:
-        other = Client(cell.service.front_endpoint, "http-1")
+        other = Client(cell.service.client_endpoint, "http-1")
         for number in range(20):
             other.submit(f"r{number}", [number, *PROMPT], LONG)
         other.wait_for_token("r0")
@@ -253,6 +253,7 @@ def test_a_dead_rank_ends_every_request_with_one_error_that_names_it(cell: Conte
     cell.client.submit("a", PROMPT, LONG)
     cell.client.submit("b", PROMPT[::-1], LONG)
     cell.client.wait_for_token("a")
+    cell.client.wait_for_token("b")
     cell.ranks.hang_up(1)
     cell.client.send(RankLost(1, "SIGKILL"))
     cell.client.wait_for("a", "b")
@@ -305,7 +306,7 @@ def test_a_bug_in_the_engine_ends_every_request_with_an_error_and_then_the_engin
 def test_a_late_word_of_a_worker_while_idle_is_no_failure(cell: ContentCell) -> None:
     worker = DealerSocket("rank-1-again")
     worker.connect(cell.service.worker_endpoint)
-    worker.send(encode(WorkerReady(1, 0, 8)))
+    worker.send(encode(WorkerReady(1, 0, make_identity(2))))
     cell.client.submit("r", PROMPT, 3)
     cell.client.wait_for("r")
     assert cell.client.status().ready

@@ -3,12 +3,14 @@
 import threading
 from collections.abc import Callable, Iterator
 
+import msgspec
 import numpy as np
 import pytest
 
 from cluster.channel import DealerSocket, PullSocket, PushSocket, RouterSocket
-from cluster.errors import DeadlineError, RankLostError, WireError
+from cluster.errors import CellError, DeadlineError, RankLostError, WireError
 from cluster.messages import (
+    CellIdentity,
     RouteFrame,
     StepDescriptor,
     StepResult,
@@ -27,15 +29,25 @@ from router_service.worker_client import WorkerClient
 HOST = "127.0.0.1"
 PATIENCE = 10.0
 SHORT = 0.2
+IDENTITY = CellIdentity(
+    model_fingerprint="minnow",
+    dtype="float32",
+    deterministic=False,
+    ep_size=2,
+    placement_epoch=0,
+    dispatch="negotiated",
+    block_size=16,
+    num_kv_blocks=8,
+)
 
 
 class Ends:
-    """Both ends of a cell of two ranks in one thread: the client, the workers' sockets, one socket at the front."""
+    """Both ends of a cell of two ranks in one thread: the client, the workers' sockets, one of the launcher."""
 
     def __init__(self) -> None:
-        self.front = RouterSocket()
+        self.clients = RouterSocket()
         self.launcher = DealerSocket("launcher")
-        self.launcher.connect(self.front.bind(HOST))
+        self.launcher.connect(self.clients.bind(HOST))
         self.workers, routes = RouterSocket(), PullSocket()
         endpoint, route_endpoint = self.workers.bind(HOST), routes.bind(HOST)
         self.ranks = [DealerSocket(f"rank-{rank}") for rank in range(2)]
@@ -43,25 +55,25 @@ class Ends:
         self.routes.connect(route_endpoint)
         for rank in self.ranks:
             rank.connect(endpoint)
-        self.on_front: Callable[[], None] = lambda: None
+        self.on_client_message: Callable[[], None] = lambda: None
         self.clock = StepClock(factor=1.0, floor_seconds=PATIENCE)
         self.client = WorkerClient(
-            num_ranks=2,
+            identity=IDENTITY,
             workers=self.workers,
             routes=routes,
-            front=self.front,
-            on_front=self._take_front,
+            clients=self.clients,
+            on_client_message=self._take_client_message,
             clock=self.clock,
         )
-        self.sockets = [self.front, self.launcher, self.workers, routes, self.routes, *self.ranks]
+        self.sockets = [self.clients, self.launcher, self.workers, routes, self.routes, *self.ranks]
 
-    def _take_front(self) -> None:
-        assert self.front.receive(0.0) is not None
-        self.on_front()
+    def _take_client_message(self) -> None:
+        assert self.clients.receive(0.0) is not None
+        self.on_client_message()
 
     def all_ready(self) -> None:
         for rank, socket in enumerate(self.ranks):
-            socket.send(encode(WorkerReady(rank, 1000 + rank, 8)))
+            socket.send(encode(WorkerReady(rank, 1000 + rank, IDENTITY)))
         self.client.wait_until_ready(PATIENCE)
 
 
@@ -88,20 +100,20 @@ def make_frame(rank: int) -> RouteFrame:
 
 
 def raise_lost(rank: int) -> Callable[[], None]:
-    def on_front() -> None:
+    def on_client_message() -> None:
         raise RankLostError(rank, "named by the launcher")
 
-    return on_front
+    return on_client_message
 
 
 def test_workers_are_ready_when_every_rank_has_said_so(ends: Ends) -> None:
-    ends.ranks[1].send(encode(WorkerReady(1, 11, 8)))
-    ends.ranks[0].send(encode(WorkerReady(0, 10, 8)))
+    ends.ranks[1].send(encode(WorkerReady(1, 11, IDENTITY)))
+    ends.ranks[0].send(encode(WorkerReady(0, 10, IDENTITY)))
     assert [ready.pid for ready in ends.client.wait_until_ready(PATIENCE)] == [10, 11]
 
 
 def test_a_rank_that_does_not_start_is_named_with_the_setting(ends: Ends) -> None:
-    ends.ranks[0].send(encode(WorkerReady(0, 10, 8)))
+    ends.ranks[0].send(encode(WorkerReady(0, 10, IDENTITY)))
     with pytest.raises(DeadlineError, match=r"rank 1 did not start .*start_timeout_seconds"):
         ends.client.wait_until_ready(SHORT)
 
@@ -110,6 +122,44 @@ def test_a_rank_that_fails_to_start_ends_the_wait_with_its_reason(ends: Ends) ->
     ends.ranks[1].send(encode(WorkerFailed(1, -1, False, "no such file")))
     with pytest.raises(RankLostError, match="rank 1 is lost: no such file"):
         ends.client.wait_until_ready(PATIENCE)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        ("model_fingerprint", "another", "minnow"),
+        ("dtype", "bfloat16", "float32"),
+        ("deterministic", True, False),
+        ("ep_size", 4, 2),
+        ("placement_epoch", 1, 0),
+        ("dispatch", "local", "negotiated"),
+        ("block_size", 32, 16),
+        ("num_kv_blocks", 7, 8),
+    ],
+)
+def test_a_rank_that_differs_from_the_cell_is_refused_with_the_field_and_both_values(
+    ends: Ends, field: str, value: object, expected: object
+) -> None:
+    other = msgspec.structs.replace(IDENTITY, **{field: value})
+    ends.ranks[0].send(encode(WorkerReady(0, 10, IDENTITY)))
+    ends.ranks[1].send(encode(WorkerReady(1, 11, other)))
+    message = f"^rank 1 has {field} {value!r}, the engine expects {expected!r}$"
+    with pytest.raises(CellError, match=message):
+        ends.client.wait_until_ready(PATIENCE)
+
+
+def test_all_differences_of_all_ranks_are_one_error(ends: Ends) -> None:
+    for rank, socket in enumerate(ends.ranks):
+        other = msgspec.structs.replace(IDENTITY, dtype="bfloat16", block_size=32 * (rank + 1))
+        socket.send(encode(WorkerReady(rank, 10, other)))
+    with pytest.raises(CellError) as refused:
+        ends.client.wait_until_ready(PATIENCE)
+    assert str(refused.value) == (
+        "rank 0 has dtype 'bfloat16', the engine expects 'float32'; "
+        "rank 0 has block_size 32, the engine expects 16; "
+        "rank 1 has dtype 'bfloat16', the engine expects 'float32'; "
+        "rank 1 has block_size 64, the engine expects 16"
+    )
 
 
 def test_a_step_goes_to_every_rank_and_results_come_back_by_rank(ends: Ends) -> None:
@@ -149,26 +199,26 @@ def test_answers_that_are_there_count_although_the_engine_was_late_to_read_them(
             ends.ranks[rank].send(encode(make_result(rank)))
         threading.Event().wait(2 * SHORT)
 
-    ends.on_front = answer_and_pause
+    ends.on_client_message = answer_and_pause
     ends.launcher.send(b"query")
     assert len(ends.client.execute(make_step())) == 2
 
 
-def test_the_front_is_served_while_a_step_runs(ends: Ends) -> None:
+def test_clients_are_served_while_a_step_runs(ends: Ends) -> None:
     ends.all_ready()
 
     def answer() -> None:
         for rank in (0, 1):
             ends.ranks[rank].send(encode(make_result(rank)))
 
-    ends.on_front = answer
+    ends.on_client_message = answer
     ends.launcher.send(b"query")
     assert len(ends.client.execute(make_step())) == 2
 
 
 def test_a_death_that_the_launcher_reports_ends_the_step_at_once(ends: Ends) -> None:
     ends.all_ready()
-    ends.on_front = raise_lost(1)
+    ends.on_client_message = raise_lost(1)
     ends.launcher.send(b"rank 1 died")
     with pytest.raises(RankLostError, match="rank 1 is lost: named by the launcher"):
         ends.client.execute(make_step())
@@ -176,7 +226,7 @@ def test_a_death_that_the_launcher_reports_ends_the_step_at_once(ends: Ends) -> 
 
 def test_after_a_broken_exchange_the_rank_that_the_launcher_names_is_blamed(ends: Ends) -> None:
     ends.all_ready()
-    ends.on_front = raise_lost(1)
+    ends.on_client_message = raise_lost(1)
     ends.ranks[0].send(encode(WorkerFailed(0, 0, True, "connection closed by peer")))
     assert ends.workers.socket.poll(10_000)
     ends.launcher.send(b"rank 1 died")
@@ -193,7 +243,7 @@ def test_a_broken_exchange_that_nobody_explains_is_blamed_on_who_reported_it(end
 
 def test_a_failure_that_is_the_ranks_own_is_blamed_on_it_at_once(ends: Ends) -> None:
     ends.all_ready()
-    ends.on_front = raise_lost(0)
+    ends.on_client_message = raise_lost(0)
     ends.ranks[1].send(encode(WorkerFailed(1, 0, False, "out of memory")))
     with pytest.raises(RankLostError, match="rank 1 is lost: out of memory"):
         ends.client.execute(make_step())
@@ -230,7 +280,7 @@ def test_route_frames_that_have_arrived_come_all_at_once(ends: Ends) -> None:
 
 def test_a_death_ends_the_wait_for_routes(ends: Ends) -> None:
     ends.all_ready()
-    ends.on_front = raise_lost(1)
+    ends.on_client_message = raise_lost(1)
     ends.launcher.send(b"rank 1 died")
     with pytest.raises(RankLostError, match="rank 1"):
         ends.client.route_frames(PATIENCE)
