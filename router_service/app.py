@@ -61,7 +61,7 @@ class OpenAiApi:
         self._model = model
         self._client = client
         self._admission = admission
-        self._generator = Generator(client, model.codec)
+        self._generator = Generator(client, model.text.codec)
         self._options = options
         self._health_status = SharedCall(lambda: client.status(HEALTH_SECONDS))
 

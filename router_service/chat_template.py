@@ -18,6 +18,7 @@ import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from cluster.errors import CheckpointError, RequestError
+from router_service.openai_errors import safe_text
 
 Message = dict[str, Any]
 """One message as a template sees it: role, content, and for tool turns tool_calls or tool_call_id."""
@@ -31,6 +32,7 @@ _SPECIAL_TOKENS = (
     "cls_token",
     "mask_token",
 )
+_TEMPLATE_FILE = "chat_template.jinja"
 _PROBE_NAME, _PROBE_VALUE = "probe_tool", "probe_value"
 
 
@@ -53,12 +55,20 @@ _TOOL_CALL_FORMS = (
 class ChatTemplate:
     """Renders chats. Immutable after construction; safe to use from several threads."""
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        """Raises CheckpointError for a template that does not compile."""
+    def __init__(
+        self, source: str, special_tokens: Mapping[str, str], *, origin: str = "chat template"
+    ) -> None:
+        """`origin` names the source in errors. Raises CheckpointError for a template that does not compile."""
         try:
             self._template = _environment().from_string(source)
-        except jinja2.TemplateError as error:
-            raise CheckpointError(f"chat template: {error}") from error
+        except jinja2.TemplateSyntaxError as error:
+            raise CheckpointError(
+                f"{origin}: the chat template does not compile: line {error.lineno}: {error.message}"
+            ) from error
+        except (jinja2.TemplateError, RecursionError) as error:
+            raise CheckpointError(
+                f"{origin}: the chat template does not compile: {error}"
+            ) from error
         self._special_tokens = dict(special_tokens)
         self._has_developer = "developer" in source
         self._tool_call_form = self._probe_tool_calls()
@@ -70,7 +80,7 @@ class ChatTemplate:
         """
         try:
             return self._render([self._adapt(message) for message in messages])
-        except (jinja2.TemplateError, TypeError, ValueError, RecursionError) as error:
+        except Exception as error:  # a template is a program of the model's makers
             raise RequestError(
                 f"the model's chat template refuses these messages: {error}", field="messages"
             ) from error
@@ -108,7 +118,7 @@ class ChatTemplate:
         answer = {"role": "tool", "content": "result", "tool_call_id": "call_0"}
         try:
             text = self._render([{"role": "user", "content": "question"}, turn, answer])
-        except (jinja2.TemplateError, TypeError, ValueError):
+        except Exception:  # as in render
             return False
         return _PROBE_NAME in text and _PROBE_VALUE in text
 
@@ -118,36 +128,57 @@ def load_chat_template(model_dir: Path) -> ChatTemplate | None:
 
     Raises CheckpointError naming the file.
     """
-    file = model_dir / "tokenizer_config.json"
-    config = read_json_object(file) if file.exists() else {}
-    source = _template_source(model_dir, config)
-    if source is None:
-        return None
-    return ChatTemplate(source, _special_tokens(config))
+    config_file, template_file = model_dir / "tokenizer_config.json", model_dir / _TEMPLATE_FILE
+    config = read_json_object(config_file) if present(config_file) else {}
+    if present(template_file):
+        source, origin = _read_text(template_file), template_file
+    else:
+        named, origin = _configured_template(config_file, config), config_file
+        if named is None:
+            return None
+        source = named
+    return ChatTemplate(source, _special_tokens(config), origin=str(origin))
+
+
+def present(file: Path) -> bool:
+    """Whether the directory has it, a link that leads nowhere included: that is a wrong file, not an absent one."""
+    return file.exists() or file.is_symlink()
 
 
 def read_json_object(file: Path) -> dict[str, Any]:
     """Raises CheckpointError naming the file."""
+    text = _read_text(file)
     try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CheckpointError(f"{file}: {error.strerror}") from error
-    except ValueError as error:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{file}: not a JSON file: {error}") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{file}: expected a JSON object, got {type(value).__name__}")
     return value
 
 
-def _template_source(model_dir: Path, config: Mapping[str, Any]) -> str | None:
-    file = model_dir / "chat_template.jinja"
-    if file.exists():
+def _read_text(file: Path) -> str:
+    try:
         return file.read_text(encoding="utf-8")
-    source = config.get("chat_template")
-    if isinstance(source, list):
-        named = {entry.get("name"): entry.get("template") for entry in source}
-        source = named.get("default")
-    return source if isinstance(source, str) else None
+    except OSError as error:
+        raise CheckpointError(f"{file}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise CheckpointError(
+            f"{file}: not UTF-8 text: {error.reason} at byte {error.start}"
+        ) from error
+
+
+def _configured_template(file: Path, config: Mapping[str, Any]) -> str | None:
+    """One template, or the default one of a list of named ones."""
+    value = config.get("chat_template")
+    if isinstance(value, list) and all(isinstance(entry, dict) for entry in value):
+        value = {entry.get("name"): entry.get("template") for entry in value}.get("default")
+    if value is None or isinstance(value, str):
+        return value
+    raise CheckpointError(
+        f"{file}: chat_template is {safe_text(value)}; supported: a string or a list of objects "
+        "with name and template"
+    )
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:

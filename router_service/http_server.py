@@ -19,11 +19,9 @@ from cluster.errors import CellError, ConfigError
 from cluster.log import logger
 from router_service.admin_app import AdminApi
 from router_service.app import ApiOptions, OpenAiApi
-from router_service.chat_template import load_chat_template
 from router_service.engine_client import EngineClient
+from router_service.model_text import load_model_text
 from router_service.request_admission import RequestAdmission, ServedModel
-from router_service.sampling_defaults import load_sampling_defaults
-from router_service.tokenizer import TextCodec
 
 _BACKLOG = 2048
 _log = logger("http")
@@ -59,16 +57,14 @@ class HttpServer:
     """Owner of the two listening sockets, the serving thread and the engine client that lives on it."""
 
     def __init__(self, options: HttpServerOptions) -> None:
-        """Loads the tokenizer. Raises CheckpointError."""
+        """Loads the tokenizer and what belongs to it. Raises CheckpointError."""
         self._options = options
         self._model = ServedModel(
             name=options.served_model_name,
             max_model_len=options.max_model_len,
             vocab_size=options.vocab_size,
             eos_token_ids=options.eos_token_ids,
-            defaults=load_sampling_defaults(options.model_dir),
-            codec=TextCodec(options.model_dir),
-            chat_template=load_chat_template(options.model_dir),
+            text=load_model_text(options.model_dir, options.vocab_size),
         )
         self._thread = threading.Thread(target=self._run, name="http-server", daemon=True)
         self._sockets: list[socket.socket] = []

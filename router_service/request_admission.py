@@ -12,13 +12,11 @@ from typing import TypeVar
 
 from cluster.errors import RequestError, UnknownModelError
 from cluster.messages import SamplingParams
-from router_service.chat_template import ChatTemplate
+from router_service.model_text import ModelText
 from router_service.openai_errors import ContextLengthError, safe_text
 from router_service.prompts import Prompt, TokenIdLimits, parse_prompts, prompt_too_long
 from router_service.protocol import ChatBody, CompletionBody, GenerationFields, template_message
 from router_service.routes_encoding import RouteSelection
-from router_service.sampling_defaults import SamplingDefaults
-from router_service.tokenizer import TextCodec
 
 _INLINE_CHARACTERS = 4096
 """Texts up to here are tokenised on the event loop (below a millisecond or two)."""
@@ -49,9 +47,7 @@ class ServedModel:
     max_model_len: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]
-    defaults: SamplingDefaults
-    codec: TextCodec
-    chat_template: ChatTemplate | None
+    text: ModelText
 
 
 class RequestAdmission:
@@ -75,7 +71,7 @@ class RequestAdmission:
     async def chat(self, body: ChatBody) -> AdmittedRequest:
         """Raises RequestError, UnknownModelError, ContextLengthError."""
         self._check_model(body)
-        template = self._model.chat_template
+        template = self._model.text.chat_template
         if template is None:
             raise RequestError("the model has no chat template; use /v1/completions")
         messages = [template_message(message) for message in body.messages]
@@ -98,7 +94,7 @@ class RequestAdmission:
         return await self._encode(prompt, add_special_tokens=True)
 
     async def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        codec = self._model.codec
+        codec = self._model.text.codec
         return await self._run(
             len(text), lambda: codec.encode(text, add_special_tokens=add_special_tokens)
         )
@@ -110,7 +106,7 @@ class RequestAdmission:
 
     def _check_characters(self, text: str, *, field: str) -> None:
         """Refuses a text whose length alone proves that it does not fit, before any work is done for it."""
-        per_token = self._model.codec.max_characters_per_token
+        per_token = self._model.text.codec.max_characters_per_token
         limit = self._model.max_model_len
         if per_token is not None and len(text) > per_token * limit:
             size = f"{len(text)} characters (over {len(text) // per_token} tokens)"
@@ -134,7 +130,7 @@ class RequestAdmission:
     def _sampling(
         self, body: GenerationFields, num_prompt_tokens: int, field: str, default: int | None
     ) -> SamplingParams:
-        defaults = self._model.defaults
+        defaults = self._model.text.defaults
         return SamplingParams(
             max_tokens=self._max_tokens(
                 body.requested_max_tokens, num_prompt_tokens, field, default

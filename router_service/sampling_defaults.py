@@ -1,43 +1,90 @@
 """What an absent sampling field means for one model: its generation_config.json, else OpenAI's defaults."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cluster.errors import CheckpointError
-from cluster.log import logger
-from router_service.chat_template import read_json_object
+from router_service.chat_template import present, read_json_object
+from router_service.openai_errors import safe_text
 
-_log = logger("http")
-_NOT_APPLIED = {"top_k": (None, 0, 50), "min_p": (None, 0), "repetition_penalty": (None, 1)}
-"""Fields of the file that we do not apply, with the values that change nothing (50 is Hugging Face's own default)."""
+_FILE = "generation_config.json"
+_NOT_APPLIED: dict[str, tuple[object, ...]] = {
+    "top_k": (0, -1),
+    "min_p": (0,),
+    "typical_p": (1,),
+    "epsilon_cutoff": (0,),
+    "eta_cutoff": (0,),
+    "top_h": (),
+    "repetition_penalty": (1,),
+    "encoder_repetition_penalty": (1,),
+    "no_repeat_ngram_size": (0,),
+    "encoder_no_repeat_ngram_size": (0,),
+    "min_length": (0,),
+    "min_new_tokens": (0,),
+    "num_beams": (1,),
+    "penalty_alpha": (0,),
+    "guidance_scale": (1,),
+    "bad_words_ids": ([],),
+    "suppress_tokens": ([],),
+    "begin_suppress_tokens": ([],),
+    "sequence_bias": ([], {}),
+    "forced_bos_token_id": (),
+    "forced_eos_token_id": (),
+    "exponential_decay_length_penalty": (),
+    "stop_strings": ([],),
+    "watermarking_config": (),
+}
+"""Settings of the file that would change which tokens come and are not applied, with the values that change nothing;
+null always is one. Lengths (max_new_tokens, max_length) are the request's to say."""
 
 
 @dataclass(frozen=True)
 class SamplingDefaults:
+    """not_applied: other settings of the model's makers, as name=value, that are not honoured."""
+
     temperature: float = 1.0
     top_p: float = 1.0
+    not_applied: tuple[str, ...] = ()
+
+    @property
+    def warning(self) -> str | None:
+        """One line for whoever starts the server."""
+        if not self.not_applied:
+            return None
+        return f"{_FILE}: not applied: {', '.join(self.not_applied)}"
 
 
 def load_sampling_defaults(model_dir: Path) -> SamplingDefaults:
-    """Raises CheckpointError naming the file and the value."""
-    file = model_dir / "generation_config.json"
-    if not file.exists():
+    """Raises CheckpointError naming the file, the setting and the value."""
+    file = model_dir / _FILE
+    if not present(file):
         return SamplingDefaults()
     config = read_json_object(file)
-    for name, silent in _NOT_APPLIED.items():
-        if config.get(name) not in silent:
-            _log.warning("%s: %s=%r is not applied", file.name, name, config[name])
-    temperature = _number(config, "temperature", file, low=0.0, high=2.0)
-    top_p = _number(config, "top_p", file, low=0.0, high=1.0)
-    greedy = config.get("do_sample") is False
-    return SamplingDefaults(temperature=0.0 if greedy else temperature, top_p=top_p or 1.0)
+    temperature = _number(config, "temperature", file, "from 0 to 2", lambda t: 0 <= t <= 2)
+    top_p = _number(config, "top_p", file, "above 0, up to 1", lambda p: 0 < p <= 1)
+    do_sample = config.get("do_sample")
+    if not isinstance(do_sample, bool | None):
+        raise CheckpointError(f"{file}: do_sample = {safe_text(do_sample)} is not true or false")
+    return SamplingDefaults(
+        temperature=0.0 if do_sample is False else temperature,
+        top_p=top_p,
+        not_applied=tuple(
+            f"{name}={safe_text(config[name])}"
+            for name, neutral in _NOT_APPLIED.items()
+            if config.get(name) is not None and config[name] not in neutral
+        ),
+    )
 
 
-def _number(config: dict[str, Any], name: str, file: Path, *, low: float, high: float) -> float:
+def _number(
+    config: dict[str, Any], name: str, file: Path, supported: str, fits: Callable[[float], bool]
+) -> float:
+    """1 when the file does not say."""
     value = config.get(name)
     if value is None:
         return 1.0
-    if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
-        raise CheckpointError(f"{file}: {name} = {value!r} is not a number from {low} to {high}")
+    if not isinstance(value, int | float) or isinstance(value, bool) or not fits(value):
+        raise CheckpointError(f"{file}: {name} = {safe_text(value)} is not a number {supported}")
     return float(value)

@@ -30,6 +30,10 @@ class TextCodec:
                 f"{file}: decoder {decoder!r} is not served; supported: ByteLevel"
             )
         self._bytes_of_token = _byte_table(self._tokenizer)
+        vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
+        if not vocabulary:
+            raise CheckpointError(f"{file}: holds no token")
+        self.max_token_id: int = max(vocabulary.values())
         self.max_characters_per_token = _max_characters_per_token(self._tokenizer, description)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:

@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,49 @@ def test_a_template_that_cannot_show_tool_calls_refuses_them() -> None:
 def test_a_template_that_does_not_compile_is_a_checkpoint_error() -> None:
     with pytest.raises(CheckpointError, match="chat template"):
         make_template("{% for %}")
+
+
+@pytest.mark.parametrize(
+    "source", ["{% for %}", "{{ a", "{% if x %}", "{% unknown %}", "{{ x | nofilter }}"]
+)
+@pytest.mark.parametrize("name", ["chat_template.jinja", "tokenizer_config.json"])
+def test_a_syntax_error_names_the_file(name: str, source: str, tmp_path: Path) -> None:
+    content = source if name.endswith("jinja") else json.dumps({"chat_template": source})
+    (tmp_path / name).write_text(content)
+    with pytest.raises(CheckpointError) as refused:
+        load_chat_template(tmp_path)
+    assert str(refused.value).startswith(f"{tmp_path / name}: the chat template does not compile: ")
+
+
+@pytest.mark.parametrize("name", ["chat_template.jinja", "tokenizer_config.json"])
+@pytest.mark.parametrize("wrong", ["a directory", "a dangling link", "not UTF-8"])
+def test_a_file_that_cannot_be_read_is_named(name: str, wrong: str, tmp_path: Path) -> None:
+    file = tmp_path / name
+    make = {
+        "a directory": file.mkdir,
+        "a dangling link": lambda: file.symlink_to(tmp_path / "gone"),
+        "not UTF-8": lambda: file.write_bytes(b"\xff\xfe{}"),
+    }
+    make[wrong]()
+    with pytest.raises(CheckpointError) as refused:
+        load_chat_template(tmp_path)
+    assert str(refused.value).startswith(f"{file}: ")
+
+
+@pytest.mark.parametrize(
+    "value", [5, True, {"a": "b"}, ["text"], [{"name": "default", "template": 5}]]
+)
+def test_a_template_of_the_wrong_type_is_refused_by_file(value: Any, tmp_path: Path) -> None:
+    file = tmp_path / "tokenizer_config.json"
+    file.write_text(json.dumps({"chat_template": value}))
+    with pytest.raises(CheckpointError, match=r"tokenizer_config\.json: chat_template is "):
+        load_chat_template(tmp_path)
+
+
+@pytest.mark.parametrize("source", ["{{ 1 // 0 }}", "{{ {}['x'].y }}", "{{ messages[9].content }}"])
+def test_whatever_a_template_raises_is_a_request_error(source: str) -> None:
+    with pytest.raises(RequestError, match="chat template refuses"):
+        make_template(source).render([USER])
 
 
 def test_the_template_file_goes_before_the_configuration(tmp_path: Path) -> None:
