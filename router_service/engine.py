@@ -161,9 +161,8 @@ class Engine:
         for request in requests:
             request.error = reason
             self._emit(request, "error")
-        for (
-            request
-        ) in requests:  # apart, so that all errors are there whatever state the rest is in
+        # apart, so that all errors are there whatever state the rest is in
+        for request in requests:
             self._forget(request, "error")
 
     def evict(self, part: EvictTarget) -> Eviction:

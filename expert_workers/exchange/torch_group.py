@@ -41,9 +41,8 @@ class TorchGroupExchange:
     def _failing_as_exchange_error(self, what: str) -> Iterator[None]:
         try:
             yield
-        except (
-            RuntimeError
-        ) as error:  # torch.distributed's own errors are RuntimeErrors, gloo's plain ones
+        except RuntimeError as error:
+            # torch.distributed's own errors are RuntimeErrors, gloo's are plain ones
             raise ExchangeError(
                 f"rank {self._rank}: exchange of {what} failed: {_first_line(error)}"
             ) from error

@@ -25,12 +25,12 @@ QUERY_BLOCK = 128
 class QueryBlock:
     """Tokens that attend together to the first S' ≤ S rows of their span.
 
-    tokens: [B · t] int64, rows of the step; hidden: [B, t, 1, S'] bool, true where a query may not look
+    tokens: [B · t] int64, rows of the step; masked: [B, t, 1, S'] bool, true where a query may not look
     """
 
     tokens: Tensor
     num_tokens_per_seq: int
-    hidden: Tensor
+    masked: Tensor
 
 
 @dataclass(frozen=True)
@@ -87,11 +87,11 @@ def attend(plan: AttentionPlan, queries: Tensor, kv_rows: LayerRows, numerics: N
     for span in plan.spans:
         rows = kv_rows.gather(span)
         for block in span.blocks:
-            num_seqs, num_tokens, _, num_rows = block.hidden.shape
+            num_seqs, num_tokens, _, num_rows = block.masked.shape
             chosen = queries.index_select(0, block.tokens)
             chosen = chosen.view(num_seqs, num_tokens, *queries.shape[1:])
             attended = numerics.attend(
-                chosen, rows[:, :num_rows], block.hidden, kv_rows.value_width
+                chosen, rows[:, :num_rows], block.masked, kv_rows.value_width
             )
             values.index_copy_(0, block.tokens, attended.flatten(0, 1))
     return values
@@ -110,8 +110,8 @@ def _decode_groups(inputs: StepInputs) -> Iterator[list[int]]:
 def _decode_span(inputs: StepInputs, block_size: int, chunks: list[int]) -> KVSpan:
     slots, padding = _slots(inputs, block_size, chunks)
     tokens = torch.tensor([inputs.cu_seqlens_q[chunk] for chunk in chunks], device=inputs.device)
-    hidden = padding.view(len(chunks), 1, 1, -1)
-    return KVSpan(slots, padding, (QueryBlock(tokens, 1, hidden),))
+    masked = padding.view(len(chunks), 1, 1, -1)
+    return KVSpan(slots, padding, (QueryBlock(tokens, 1, masked),))
 
 
 def _prefill_span(inputs: StepInputs, block_size: int, chunk: int) -> KVSpan:
@@ -123,9 +123,9 @@ def _prefill_span(inputs: StepInputs, block_size: int, chunk: int) -> KVSpan:
     for start in range(first_token, end_token, QUERY_BLOCK):
         end = min(start + QUERY_BLOCK, end_token)
         num_rows = _whole_tiles(first_position + end - first_token)
-        hidden = columns[:num_rows] > inputs.positions[start:end, None]
+        masked = columns[:num_rows] > inputs.positions[start:end, None]
         tokens = torch.arange(start, end, device=inputs.device)
-        blocks.append(QueryBlock(tokens, end - start, hidden[None, :, None, :]))
+        blocks.append(QueryBlock(tokens, end - start, masked[None, :, None, :]))
     return KVSpan(slots, padding, tuple(blocks))
 
 

@@ -32,16 +32,17 @@ class _ExpertLayout:
 
     source_rows: [N] int64, the received row at each place (any row where a group is padded)
     group_ends:  [E] int32, cumulative
-    places, rows, ranks, slots: [P] int64 of each pair: its place, its row, its number among the row's pairs in
-                 ascending local expert order, and the column of `expert_ids` it came from
+    places, rows, ordinals, columns:
+                 [P] int64 of each pair: its place, its row, its number among the row's pairs in ascending local
+                 expert order, and the column of `expert_ids` that it came from
     """
 
     source_rows: Tensor
     group_ends: Tensor
     places: Tensor
     rows: Tensor
-    ranks: Tensor
-    slots: Tensor
+    ordinals: Tensor
+    columns: Tensor
 
     @staticmethod
     def of(expert_ids: Tensor, num_experts: int, min_group_rows: int) -> "_ExpertLayout | None":
@@ -49,19 +50,18 @@ class _ExpertLayout:
 
         `nonzero` waits for the device: the one host synchronisation of the expert layer.
         """
-        ordered, slots = expert_ids.masked_fill(expert_ids < 0, num_experts).sort(dim=-1)
-        rows, ranks = (ordered < num_experts).nonzero(as_tuple=True)
+        ordered, columns = expert_ids.masked_fill(expert_ids < 0, num_experts).sort(dim=-1)
+        rows, ordinals = (ordered < num_experts).nonzero(as_tuple=True)
         if rows.shape[0] == 0:
             return None
-        experts, order = ordered[rows, ranks].sort(stable=True)
-        rows, ranks = rows[order], ranks[order]
+        experts, order = ordered[rows, ordinals].sort(stable=True)
+        rows, ordinals = rows[order], ordinals[order]
+        columns = columns[rows, ordinals]
         local = torch.arange(num_experts, device=experts.device)
         ends = torch.searchsorted(experts, local, right=True)
         if min_group_rows == 1:
             places = torch.arange(rows.shape[0], device=rows.device)
-            return _ExpertLayout(
-                rows, ends.to(torch.int32), places, rows, ranks, slots[rows, ranks]
-            )
+            return _ExpertLayout(rows, ends.to(torch.int32), places, rows, ordinals, columns)
         counts = ends.diff(prepend=ends.new_zeros(1))
         padded = torch.where(counts > 0, counts.clamp(min=min_group_rows), 0)
         padded_ends = padded.cumsum(0)
@@ -69,17 +69,17 @@ class _ExpertLayout:
         places = torch.arange(rows.shape[0], device=rows.device) + shift[experts]
         source_rows = rows.new_zeros(int(padded_ends[-1])).index_copy_(0, places, rows)
         return _ExpertLayout(
-            source_rows, padded_ends.to(torch.int32), places, rows, ranks, slots[rows, ranks]
+            source_rows, padded_ends.to(torch.int32), places, rows, ordinals, columns
         )
 
 
 def _weighted_sum(down: Tensor, tokens: DispatchedTokens, layout: _ExpertLayout) -> Tensor:
     """down: [N, H]. Adds in float32, one expert after another: a scatter-add would leave the order open."""
-    applied = tokens.expert_weights[layout.rows, layout.slots]
+    applied = tokens.expert_weights[layout.rows, layout.columns]
     weighted = down.index_select(0, layout.places) * applied[:, None]
-    num_rows, num_slots = tokens.expert_ids.shape
-    parts = weighted.new_zeros(num_slots, num_rows, down.shape[1])
-    parts[layout.ranks, layout.rows] = weighted
+    num_rows, num_columns = tokens.expert_ids.shape
+    parts = weighted.new_zeros(num_columns, num_rows, down.shape[1])
+    parts[layout.ordinals, layout.rows] = weighted
     total = parts[0]
     for part in parts[1:]:
         total = total + part

@@ -48,10 +48,10 @@ class Numerics(Protocol):
         """Elementwise."""
         ...
 
-    def attend(self, queries: Tensor, kv: Tensor, hidden: Tensor, value_width: int) -> Tensor:
+    def attend(self, queries: Tensor, kv: Tensor, masked: Tensor, value_width: int) -> Tensor:
         """Multi-query attention: every head reads the same rows, whose first `value_width` columns are the values.
 
-        queries: [B, t, Hd, w], already scaled; kv: [B, S, w], finite where hidden; hidden: [B, t, 1, S] bool.
+        queries: [B, t, Hd, w], already scaled; kv: [B, S, w], finite where masked too; masked: [B, t, 1, S] bool.
         Each query sees at least one row. Returns [B, t, Hd, value_width].
         """
         ...
@@ -80,11 +80,11 @@ class FastNumerics:
     def sigmoid(self, x: Tensor) -> Tensor:
         return torch.sigmoid(x)
 
-    def attend(self, queries: Tensor, kv: Tensor, hidden: Tensor, value_width: int) -> Tensor:
+    def attend(self, queries: Tensor, kv: Tensor, masked: Tensor, value_width: int) -> Tensor:
         num_seqs, num_tokens, num_heads, _ = queries.shape
         rows = queries.reshape(num_seqs, num_tokens * num_heads, -1)
         scores = torch.bmm(rows, kv.transpose(1, 2)).view(num_seqs, num_tokens, num_heads, -1)
-        scores = scores.masked_fill_(hidden, float("-inf"))
+        scores = scores.masked_fill_(masked, float("-inf"))
         shares = torch.softmax(scores, dim=-1, dtype=torch.float32).to(kv.dtype)
         values = torch.bmm(shares.view(num_seqs, num_tokens * num_heads, -1), kv[..., :value_width])
         return values.view(num_seqs, num_tokens, num_heads, value_width)
@@ -134,7 +134,7 @@ class DeterministicNumerics:
     def sigmoid(self, x: Tensor) -> Tensor:
         return 1.0 / (1.0 + torch.exp(-x))
 
-    def attend(self, queries: Tensor, kv: Tensor, hidden: Tensor, value_width: int) -> Tensor:
+    def attend(self, queries: Tensor, kv: Tensor, masked: Tensor, value_width: int) -> Tensor:
         """Tiles of KV_TILE rows at absolute positions, each a product of its own, summed in order of position.
 
         The maximum over all tiles is exact, so no tile is rescaled. A tile that a query does not see adds exact
@@ -150,8 +150,8 @@ class DeterministicNumerics:
         tiled = (num_seqs, num_tiles, num_tokens, padded_heads)
 
         scores = torch.bmm(rows, tiles.transpose(1, 2)).view(*tiled, KV_TILE)
-        hidden = hidden.view(num_seqs, num_tokens, 1, num_tiles, KV_TILE).permute(0, 3, 1, 2, 4)
-        scores = scores.masked_fill_(hidden, float("-inf"))
+        masked = masked.view(num_seqs, num_tokens, 1, num_tiles, KV_TILE).permute(0, 3, 1, 2, 4)
+        scores = scores.masked_fill_(masked, float("-inf"))
         largest = scores.amax(dim=(1, 4), keepdim=True)
         shares = scores.sub_(largest).exp_()
         products = torch.bmm(shares.view(rows.shape[0], -1, KV_TILE), tiles[..., :value_width])

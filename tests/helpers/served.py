@@ -53,8 +53,8 @@ class Served:
 
     def __init__(self, *arguments: str, environment: dict[str, str] | None = None) -> None:
         self._mark = uuid.uuid4().hex
-        self.directory = Path(tempfile.mkdtemp(prefix="fleet-"))  # short: it holds Unix sockets
-        self._outputs = Path(tempfile.mkdtemp(prefix="fleet-output-"))
+        self.directory = Path(tempfile.mkdtemp(prefix="cell-"))  # short: it holds Unix sockets
+        self._outputs = Path(tempfile.mkdtemp(prefix="cell-output-"))
         self._out, self._err = self._outputs / "stdout", self._outputs / "stderr"
         self._seen: set[psutil.Process] = set()
         self._shared_memory: set[Path] = set()

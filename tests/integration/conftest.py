@@ -10,9 +10,11 @@ from tests.integration.api import CellApi
 
 
 @pytest.fixture(scope="session")
-def shared_fleet() -> Iterator[Served]:
-    """Four ranks."""
-    with Served("--ep-size", "4", "--max-num-batched-tokens", "1024") as served:
+def shared_cell() -> Iterator[Served]:
+    """Four ranks that answer the same whatever they compute beside it."""
+    with Served(
+        *("--ep-size", "4"), *("--max-num-batched-tokens", "1024"), "--deterministic"
+    ) as served:
         served.wait_until_ready()
         yield served
         served.interrupt()
@@ -21,13 +23,13 @@ def shared_fleet() -> Iterator[Served]:
 
 
 @pytest.fixture
-def api(shared_fleet: Served) -> Iterator[CellApi]:
-    with CellApi(shared_fleet.base_url, shared_fleet.admin_url) as api:
+def api(shared_cell: Served) -> Iterator[CellApi]:
+    with CellApi(shared_cell.base_url, shared_cell.admin_url) as api:
         yield api
         assert api.is_idle()
 
 
 @pytest.fixture
-def openai(shared_fleet: Served) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{shared_fleet.base_url}/v1", api_key="unused", max_retries=0) as client:
+def openai(shared_cell: Served) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{shared_cell.base_url}/v1", api_key="unused", max_retries=0) as client:
         yield client

@@ -20,16 +20,16 @@ def make_weights(num_experts: int, hidden: int, intermediate: int) -> ExpertWeig
 
 
 def make_tokens(
-    num_rows: int, num_slots: int, *, hidden: int, num_experts: int, absent: float
+    num_rows: int, num_columns: int, *, hidden: int, num_experts: int, absent: float
 ) -> DispatchedTokens:
     """Distinct local experts per row in random order; a share of the choices lives elsewhere."""
     generator = torch.Generator().manual_seed(3)
     order = torch.rand(num_rows, num_experts, generator=generator).argsort(dim=-1)
-    elsewhere = torch.rand(num_rows, num_slots, generator=generator) < absent
-    weights = torch.rand(num_rows, num_slots, generator=generator)
+    elsewhere = torch.rand(num_rows, num_columns, generator=generator) < absent
+    weights = torch.rand(num_rows, num_columns, generator=generator)
     return DispatchedTokens(
         x=torch.randn(num_rows, hidden, generator=generator),
-        expert_ids=order[:, :num_slots].masked_fill(elsewhere, -1),
+        expert_ids=order[:, :num_columns].masked_fill(elsewhere, -1),
         expert_weights=weights.masked_fill(elsewhere, 0.0),
         handle=None,
     )
