@@ -26,7 +26,13 @@ class CellPlan:
     max_model_len: int
     route_budget_bytes: int
     checkpoint_bytes: int
+    weight_bytes_per_rank: int
+    """Replicated weights and the rank's experts, as they are held (every rank has as many experts)."""
+    expert_bytes_per_rank: int
+    """Of these, the experts."""
     exchange_timeout_seconds: float
+    warnings: tuple[str, ...]
+    """One line each: what the checkpoint asks for and does not get."""
 
     def identity(self, model_fingerprint: str) -> CellIdentity:
         """What engine and ranks compare before the first step."""

@@ -19,6 +19,8 @@ def describe(plan: CellPlan) -> dict[str, Any]:
         "checkpoint_bytes": plan.checkpoint_bytes,
         "dtype": plan.dtype,
         "ep_size": plan.ep_size,
+        "weight_bytes_per_rank": plan.weight_bytes_per_rank,
+        "expert_bytes_per_rank": plan.expert_bytes_per_rank,
         "experts_per_rank": spec.gate.num_experts // plan.ep_size,
         "dispatch": plan.dispatch,
         "exchange": plan.exchange,

@@ -1,7 +1,6 @@
 """The `pointsman` command: arguments to settings, errors to exit codes (2: cannot be served as asked; 1: failed)."""
 
 import argparse
-import json
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -9,7 +8,9 @@ from typing import NoReturn
 
 from cluster.config import Config, load_config, parse_set
 from cluster.errors import ConfigError, PointsmanError
+from deploy.cell_plan import CellPlan
 from deploy.flags import CELL_GROUPS, SERVE_GROUPS, add_settings, given
+from deploy.json_output import check_writable, write_json
 from deploy.ray_environment import set_ray_environment
 
 INTERRUPTED = 130
@@ -117,27 +118,28 @@ def _check(config: Config, json_file: Path | None) -> int:
     from deploy.check import describe, table
     from deploy.planning import plan_cell  # imports torch: two seconds that --help must not cost
 
-    description = describe(plan_cell(config))
+    check_writable(json_file)
+    plan = plan_cell(config)
+    _warn(plan)
+    description = describe(plan)
     print(table(description))
-    if json_file is not None:
-        try:
-            json_file.write_text(json.dumps(description, indent=2) + "\n")
-        except OSError as error:
-            raise ConfigError(f"--json {json_file}: {error.strerror}") from error
+    write_json(description, json_file)
     return 0
 
 
 def _bench(config: Config, what: str, json_file: Path | None) -> int:
     set_ray_environment()
+    check_writable(json_file)
     from deploy.bench import control, idle  # as above
-    from deploy.bench.report import report, write
+    from deploy.bench.report import markdown, report
 
     if what == "idle":
         rows = idle.run(config)
     else:
         ep_sizes = [config.cell.ep_size] if config.cell.ep_size else control.EP_SIZES
         rows = control.run(config, ep_sizes)
-    write(report(rows), json_file)
+    print(markdown(rows))
+    write_json(report(rows), json_file)
     return 0
 
 
@@ -145,10 +147,16 @@ def _serve(config: Config) -> int:
     from deploy.planning import plan_cell  # as above
 
     plan = plan_cell(config)
+    _warn(plan)
     set_ray_environment()
     from deploy.supervisor import serve  # imports Ray, which must find its environment set
 
     return serve(config, plan)
+
+
+def _warn(plan: CellPlan) -> None:
+    for warning in plan.warnings:
+        print(f"pointsman: warning: {warning}", file=sys.stderr)
 
 
 def _one_line(error: Exception) -> str:

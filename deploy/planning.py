@@ -8,11 +8,13 @@ from cluster.config import Config, parse_size
 from cluster.errors import ConfigError
 from cluster.model_spec import ComputeDtype, ModelSpec, read_model_spec
 from cluster.placement import ExpertPlacement
-from cluster.types import DispatchMode, ExchangeKind
+from cluster.types import DispatchMode, ExchangeKind, Rank
 from deploy.api_key import read_api_key
 from deploy.cell_plan import CellPlan
 from expert_workers.device import HostDevices, choose_compute_dtype, detect_devices
 from expert_workers.model.checkpoint import check_checkpoint
+from expert_workers.model.weights import weight_share
+from router_service.model_text import load_model_text
 
 DEMO_MODEL = Path(__file__).parent / "demo_model"
 DEFAULT_CPU_RANKS = 4
@@ -23,14 +25,16 @@ def plan_cell(config: Config) -> CellPlan:
     model_dir = Path(config.model.dir) if config.model.dir else DEMO_MODEL
     spec = read_model_spec(model_dir)
     tensors = check_checkpoint(model_dir, spec)
+    text = load_model_text(model_dir, spec.vocab_size)
     read_api_key(config.http.api_key_file)
     devices = detect_devices()
     ep_size = config.cell.ep_size or devices.count or DEFAULT_CPU_RANKS
-    ExpertPlacement.contiguous(spec.gate.num_experts, ep_size)
+    placement = ExpertPlacement.contiguous(spec.gate.num_experts, ep_size)
     uses_gpus = _uses_gpus(devices, ep_size)
     dtype = choose_compute_dtype(
         config.model.dtype, spec, devices.kind, deterministic=config.cell.deterministic
     )
+    share = weight_share(tensors, placement.local_experts(Rank(0)), dtype)
     num_kv_blocks = _num_kv_blocks(config, spec, dtype)
     if not uses_gpus:
         kv_bytes = num_kv_blocks * config.store.block_size * spec.kv_bytes_per_token(dtype)
@@ -50,7 +54,10 @@ def plan_cell(config: Config) -> CellPlan:
         max_model_len=_max_model_len(config, spec, num_kv_blocks),
         route_budget_bytes=_route_budget(config, spec, ep_size * num_kv_blocks),
         exchange_timeout_seconds=config.cell.exchange_timeout_seconds,
+        warnings=() if text.defaults.warning is None else (text.defaults.warning,),
         checkpoint_bytes=sum(entry.num_bytes for entry in tensors.values()),
+        weight_bytes_per_rank=share.replicated_bytes + share.expert_bytes,
+        expert_bytes_per_rank=share.expert_bytes,
     )
 
 

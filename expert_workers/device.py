@@ -45,6 +45,19 @@ def rank_device(devices: HostDevices, local_rank: int = 0) -> torch.device:
     return torch.device("cuda", local_rank)
 
 
+def cpu_device() -> torch.device:
+    return torch.device("cpu")
+
+
+def use_one_compute_thread() -> None:
+    """For this process and, where torch counts per thread, for the calling thread: each one that computes calls it."""
+    torch.set_num_threads(1)
+
+
+def torch_version() -> str:
+    return str(torch.__version__)
+
+
 def choose_compute_dtype(
     choice: DtypeChoice, spec: ModelSpec, kind: DeviceKind, *, deterministic: bool
 ) -> ComputeDtype:

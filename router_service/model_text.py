@@ -1,4 +1,4 @@
-"""What of a checkpoint the text side needs: tokenizer, chat template, sampling defaults. Read together, checked once."""
+"""What of a checkpoint the text side needs: tokenizer, chat template, sampling defaults. Read and checked together."""
 
 from dataclasses import dataclass
 from pathlib import Path

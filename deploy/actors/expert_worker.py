@@ -4,12 +4,11 @@ import os
 from dataclasses import dataclass
 
 import ray.util
-import torch
 
 from cluster.log import configure_logging
 from cluster.types import Rank
 from deploy.cell_plan import CellPlan
-from expert_workers.device import detect_devices, rank_device
+from expert_workers.device import detect_devices, rank_device, use_one_compute_thread
 from expert_workers.ep_group import host_store
 from expert_workers.worker import ExpertWorker as Worker
 from expert_workers.worker_builder import WorkerOptions, build_expert_worker
@@ -29,7 +28,7 @@ class ExpertWorker:
 
     def __init__(self, plan: CellPlan, rank: int) -> None:
         configure_logging()
-        torch.set_num_threads(1)
+        use_one_compute_thread()
         self._plan = plan
         self._rank = Rank(rank)
         self._fraction = 0.0
@@ -76,7 +75,7 @@ class ExpertWorker:
 
     def run(self, engine_endpoint: str, route_endpoint: str) -> None:
         assert self._worker is not None, "run before load"
-        torch.set_num_threads(1)  # per thread
+        use_one_compute_thread()
         run_worker(
             self._worker,
             rank=self._rank,

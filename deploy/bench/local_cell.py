@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 
 from cluster.channel import PullSocket, RouterSocket
 from cluster.config import Config
@@ -15,6 +14,7 @@ from cluster.messages import Completion, SamplingParams, StepResult, Submit
 from cluster.namespace import model_fingerprint, namespace_of
 from cluster.types import FinishReason
 from deploy.cell_plan import CellPlan
+from expert_workers.device import cpu_device, use_one_compute_thread
 from expert_workers.ep_group import host_store
 from expert_workers.worker_builder import WorkerOptions, build_expert_worker
 from expert_workers.worker_loop import run_worker
@@ -164,14 +164,14 @@ def _end(processes: list[Any]) -> None:
 def _run_rank(
     plan: CellPlan, rank: int, store_port: int, engine_endpoint: str, route_endpoint: str
 ) -> None:
-    torch.set_num_threads(1)
+    use_one_compute_thread()
     worker = build_expert_worker(
         WorkerOptions(
             model_dir=plan.model_dir,
             rank=rank,
             ep_size=plan.ep_size,
             dtype=plan.dtype,
-            device=torch.device("cpu"),
+            device=cpu_device(),
             num_kv_blocks=plan.num_kv_blocks,
             block_size=plan.block_size,
             deterministic=plan.deterministic,

@@ -1,6 +1,5 @@
 """One JSON object and one table for every bench: machine, command, rows."""
 
-import json
 import os
 import platform
 import shlex
@@ -10,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import torch
+
+from expert_workers.device import detect_devices, torch_version
 
 
 def report(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -25,16 +25,9 @@ def machine() -> dict[str, Any]:
         "memory_bytes": psutil.virtual_memory().total,
         "load_average_1min": round(os.getloadavg()[0], 2),
         "python": platform.python_version(),
-        "torch": torch.__version__,
-        "gpus": torch.cuda.device_count(),
+        "torch": torch_version(),
+        "gpus": detect_devices().count,
     }
-
-
-def write(result: dict[str, Any], file: Path | None) -> None:
-    """A table on standard output; JSON to the file, overwriting it."""
-    print(markdown(result["rows"]))
-    if file is not None:
-        file.write_text(json.dumps(result, indent=2) + "\n")
 
 
 def markdown(rows: Sequence[dict[str, Any]]) -> str:

@@ -3,7 +3,8 @@
 Letters: H hidden, V vocabulary, I intermediate, E experts of this rank, Hd heads, r latent width.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +15,14 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from cluster.errors import CheckpointError
-from cluster.model_spec import MlaSpec, ModelSpec
+from cluster.model_spec import ComputeDtype, MlaSpec, ModelSpec
 from cluster.placement import ExpertPlacement
 from expert_workers.model.checkpoint import TensorEntry, check_checkpoint
 
 LoadProgress = Callable[[int, int], None]
 """Called with (done bytes, total bytes) of this rank's share of the checkpoint."""
+_EXPERTS = ".mlp.experts."
+"""In the names of tensors that belong to one expert."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,14 @@ class WeightTarget:
     device: torch.device
 
 
+@dataclass(frozen=True)
+class WeightShare:
+    """Bytes in a rank's memory: of what every rank holds, and of its experts."""
+
+    replicated_bytes: int
+    expert_bytes: int
+
+
 def load_weights(
     model_dir: Path, spec: ModelSpec, target: WeightTarget, progress: LoadProgress | None = None
 ) -> ModelWeights:
@@ -113,21 +124,33 @@ def load_weights(
     local_experts = [int(expert) for expert in target.placement.local_experts(target.rank)]
     with ExitStack() as stack:
         reader = _Reader(stack, entries, target, progress)
-        reader.total_bytes = _share_bytes(entries, local_experts)
+        reader.total_bytes = sum(e.num_bytes for e in _share(entries, local_experts).values())
         try:
             return _load(reader, spec, local_experts)
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{model_dir}: cannot be read: {error}") from error
 
 
-def _share_bytes(entries: dict[str, TensorEntry], local_experts: list[int]) -> int:
+def weight_share(
+    entries: dict[str, TensorEntry], local_experts: Iterable[int], dtype: ComputeDtype
+) -> WeightShare:
+    """What `load_weights` will hold for a rank with these experts, from the headers alone."""
+    width = 4 if dtype == "float32" else 2
+    num_bytes = {True: 0, False: 0}
+    for name, entry in _share(entries, local_experts).items():
+        in_float32 = ".mlp.gate." in name  # see GateWeights
+        num_bytes[_EXPERTS in name] += math.prod(entry.shape) * (4 if in_float32 else width)
+    return WeightShare(replicated_bytes=num_bytes[False], expert_bytes=num_bytes[True])
+
+
+def _share(entries: dict[str, TensorEntry], local_experts: Iterable[int]) -> dict[str, TensorEntry]:
+    """The tensors that a rank reads."""
     mine = {str(expert) for expert in local_experts}
-    total = 0
-    for name, entry in entries.items():
-        _, is_expert, suffix = name.partition(".mlp.experts.")
-        if not is_expert or suffix.partition(".")[0] in mine:
-            total += entry.num_bytes
-    return total
+    return {
+        name: entry
+        for name, entry in entries.items()
+        if _EXPERTS not in name or name.partition(_EXPERTS)[2].partition(".")[0] in mine
+    }
 
 
 class _Reader:

@@ -11,8 +11,12 @@ from typing import Any
 import pytest
 import ray
 
+from cluster.config import load_config
 from deploy.cli import main
-from deploy.planning import DEMO_MODEL
+from deploy.json_output import check_writable
+from deploy.planning import DEMO_MODEL, plan_cell
+from router_service.model_text import load_model_text
+from tests.helpers.tiny_checkpoints import write_tiny_checkpoint
 
 Refusal = Callable[..., str]
 
@@ -102,6 +106,63 @@ def test_a_missing_tensor_is_refused_by_name(refusal: Refusal, tmp_path: Path) -
     assert "model.norm.weight" in refusal("serve", "--model", str(model))
 
 
+@pytest.mark.parametrize("command", ["serve", "check"])
+@pytest.mark.parametrize(
+    ("name", "content", "needle"),
+    [
+        ("tokenizer.json", None, "No such file"),
+        ("tokenizer.json", "{", "tokenizer.json"),
+        ("tokenizer_config.json", "{", "JSON"),
+        ("tokenizer_config.json", '{"chat_template": "{% for %}"}', "does not compile"),
+        ("chat_template.jinja", "{% if %}", "does not compile"),
+        ("chat_template.jinja", b"\xff", "UTF-8"),
+        ("generation_config.json", "{", "JSON"),
+        ("generation_config.json", '{"temperature": "hot"}', "temperature = 'hot'"),
+        ("generation_config.json", '{"top_p": 0}', "top_p = 0"),
+    ],
+)
+def test_a_missing_or_wrong_text_file_is_named(
+    refusal: Refusal,
+    tmp_path: Path,
+    command: str,
+    name: str,
+    content: str | bytes | None,
+    needle: str,
+) -> None:
+    model = Path(demo_copy(tmp_path))
+    file = model / name
+    file.unlink(missing_ok=True)
+    if content is not None:
+        file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    arguments = ["serve", "--model", str(model)] if command == "serve" else ["check", str(model)]
+    line = refusal(*arguments)
+    assert str(file) in line
+    assert needle in line
+
+
+@pytest.mark.parametrize("command", ["serve", "check"])
+def test_a_tokenizer_with_ids_beyond_the_model_is_refused_with_both_numbers(
+    refusal: Refusal, tmp_path: Path, command: str
+) -> None:
+    model = write_tiny_checkpoint(tmp_path / "small", seed=1, vocab_size=2000)
+    arguments = ["serve", "--model", str(model)] if command == "serve" else ["check", str(model)]
+    line = refusal(*arguments)
+    largest = load_model_text(DEMO_MODEL, 3072).codec.max_token_id
+    assert f"tokenizer.json: has a token with id {largest}" in line
+    assert "vocab_size is 2000" in line
+
+
+def test_settings_of_the_generation_config_that_are_not_applied_are_one_warning(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    model = Path(demo_copy(tmp_path))
+    (model / "generation_config.json").write_text('{"top_k": 20, "repetition_penalty": 1.1}')
+    assert main(["check", str(model)]) == 0
+    assert capsys.readouterr().err == (
+        "pointsman: warning: generation_config.json: not applied: top_k=20, repetition_penalty=1.1\n"
+    )
+
+
 def _rename_tensor(file: Path, old: bytes, new: bytes) -> None:
     """Same length, so that the header of a safetensors file stays in place."""
     assert len(old) == len(new)
@@ -187,6 +248,14 @@ def test_check_tells_what_each_rank_would_hold(
     assert table == {name: str(value) for name, value in described.items()}
 
 
+def test_check_tells_the_bytes_of_a_rank_s_weights() -> None:
+    plans = {n: plan_cell(load_config(None, {"cell.ep_size": n})) for n in (1, 8)}
+    replicated = plans[1].weight_bytes_per_rank - plans[1].expert_bytes_per_rank
+    assert plans[1].weight_bytes_per_rank >= plans[1].checkpoint_bytes
+    assert plans[8].expert_bytes_per_rank == plans[1].expert_bytes_per_rank // 8
+    assert plans[8].weight_bytes_per_rank == replicated + plans[8].expert_bytes_per_rank
+
+
 def test_check_takes_the_model_as_its_argument(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -199,11 +268,21 @@ def test_check_refuses_a_model_that_cannot_be_served(refusal: Refusal, tmp_path:
     assert "Llama" in refusal("check", demo_copy(tmp_path, architectures=["LlamaForCausalLM"]))
 
 
-def test_check_names_a_json_file_that_cannot_be_written(
-    capsys: pytest.CaptureFixture[str],
+@pytest.mark.parametrize("command", [["check"], ["bench", "control"], ["bench", "idle"]])
+@pytest.mark.parametrize("file", ["/nowhere/out.json", "/"])
+def test_a_json_file_that_cannot_be_written_is_refused_before_any_work(
+    refusal: Refusal, command: list[str], file: str
 ) -> None:
-    assert main(["check", "--json", "/nowhere/check.json"]) == 2
-    assert "--json /nowhere/check.json" in capsys.readouterr().err
+    assert f"--json {file}" in refusal(*command, "--json", file)
+
+
+def test_asking_whether_a_file_can_be_written_changes_nothing(tmp_path: Path) -> None:
+    older, absent = tmp_path / "older.json", tmp_path / "absent.json"
+    older.write_text("older")
+    check_writable(older)
+    check_writable(absent)
+    assert older.read_text() == "older"
+    assert not absent.exists()
 
 
 # --- help

@@ -1,0 +1,34 @@
+"""The file of `--json`: refused before any work is done for it, written at the end."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from cluster.errors import ConfigError
+
+
+def check_writable(file: Path | None) -> None:
+    """Opens it as `write_json` will, changing nothing. Raises ConfigError."""
+    if file is None:
+        return
+    existed = file.exists()
+    try:
+        file.open("a").close()
+        if not existed:
+            file.unlink()
+    except OSError as error:
+        raise _refused(file, error) from error
+
+
+def write_json(value: dict[str, Any], file: Path | None) -> None:
+    """Overwrites. Raises ConfigError."""
+    if file is None:
+        return
+    try:
+        file.write_text(json.dumps(value, indent=2) + "\n")
+    except OSError as error:
+        raise _refused(file, error) from error
+
+
+def _refused(file: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"--json {file}: {error.strerror}")
