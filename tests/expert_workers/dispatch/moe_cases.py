@@ -30,18 +30,19 @@ def make_tokens(
     *,
     seed: int,
     experts: range = range(NUM_EXPERTS),
+    experts_per_tok: int = EXPERTS_PER_TOK,
     dtype: torch.dtype = torch.float32,
 ) -> Tokens:
     """Tokens whose experts are drawn from `experts`."""
     generator = np.random.default_rng(seed)
     ids = np.array(
         [
-            np.sort(generator.choice(experts, EXPERTS_PER_TOK, replace=False))
+            np.sort(generator.choice(experts, experts_per_tok, replace=False))
             for _ in range(num_tokens)
         ],
         dtype=np.int64,
-    ).reshape(num_tokens, EXPERTS_PER_TOK)
-    weights = generator.random((num_tokens, EXPERTS_PER_TOK), dtype=np.float32)
+    ).reshape(num_tokens, experts_per_tok)
+    weights = generator.random((num_tokens, experts_per_tok), dtype=np.float32)
     x = generator.standard_normal((num_tokens, HIDDEN), dtype=np.float32)
     return Tokens(torch.from_numpy(x).to(dtype), torch.from_numpy(ids), torch.from_numpy(weights))
 

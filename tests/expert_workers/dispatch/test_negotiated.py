@@ -13,6 +13,7 @@ from cluster.placement import ExpertPlacement
 from expert_workers.dispatch.negotiated import NegotiatedDispatcher
 from expert_workers.exchange.base import ExchangeError
 from tests.expert_workers.dispatch.moe_cases import (
+    EXPERTS_PER_TOK,
     NUM_EXPERTS,
     Tokens,
     expected,
@@ -86,9 +87,25 @@ def test_a_step_without_any_token_keeps_dtype_and_width(dtype: torch.dtype) -> N
     assert run_ranks(2, shapes) == [((0, width), True, (0, 3), (0, width), True)] * 2
 
 
-def test_all_tokens_may_go_to_one_rank_and_none_to_the_others() -> None:
-    crowded = range(4, 8)  # all on rank 1 of 2
-    check_against_oracle([[make_tokens(6, seed=rank, experts=crowded)] for rank in range(2)])
+@pytest.mark.parametrize("ep_size", [2, 4])
+def test_all_tokens_may_go_to_one_rank_and_then_none_to_it_but_all_to_another(ep_size: int) -> None:
+    """Every rank is the only one once, right after and right before another is."""
+    per_rank = NUM_EXPERTS // ep_size
+    turns = [*range(ep_size), 0]
+    check_against_oracle(
+        [
+            [
+                make_tokens(
+                    6,
+                    seed=10 * rank + turn,
+                    experts=range(target * per_rank, (target + 1) * per_rank),
+                    experts_per_tok=min(per_rank, EXPERTS_PER_TOK),
+                )
+                for turn, target in enumerate(turns)
+            ]
+            for rank in range(ep_size)
+        ]
+    )
 
 
 def test_random_rounds_of_uneven_loads_match_the_oracle() -> None:
