@@ -1,6 +1,7 @@
 """Settings → Ray → placement group → actors → channels: the only wiring. Owner of all Ray handles of a cell."""
 
 import os
+import re
 import time
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -23,6 +24,9 @@ from deploy.cell_plan import CellPlan
 from expert_workers.exchange.base import ExchangeError
 
 _PROCESS_DIED = "its process died; if nobody killed it, look for the kernel's out-of-memory killer"
+_OUR_EXCEPTION = re.compile(
+    r"^(cluster|router_service|prefix_store|expert_workers|deploy)\.[\w.]+: "
+)
 _LOG = logger("launch")
 
 
@@ -185,7 +189,7 @@ def _get(ref: Any, deadline: float, who: str) -> Any:
     except ray.exceptions.RayTaskError as error:
         raise CellError(f"{who}: {one_line(error.cause)}") from error
     except ray.exceptions.RayError as error:
-        raise CellError(f"{who}: {_PROCESS_DIED}") from error
+        raise CellError(f"{who}: {reason_of(error)}") from error
 
 
 @dataclass(frozen=True)
@@ -206,9 +210,23 @@ def end_of(ref: Any) -> End:
         result = ray.get(ref, timeout=1.0)
     except ray.exceptions.RayTaskError as error:
         return End("raised", one_line(error.cause), isinstance(error.cause, ExchangeError))
-    except ray.exceptions.RayError:
-        return End("died", _PROCESS_DIED)
+    except ray.exceptions.RayError as error:
+        return End("died", reason_of(error))
     return End("returned", str(result) if result else "it returned")
+
+
+def reason_of(error: ray.exceptions.RayError) -> str:
+    """Why an actor is not there, in one line: what its constructor raised, else that its process died.
+
+    Of an exception in a constructor Ray keeps the traceback's text alone, which ends with the exception.
+    """
+    if not isinstance(error, ray.exceptions.RayActorError) or not error.actor_init_failed:
+        return _PROCESS_DIED
+    lines = str(error).splitlines()
+    start = max((i for i, line in enumerate(lines) if line.startswith(" ")), default=-1) + 1
+    if start >= len(lines):
+        return _PROCESS_DIED
+    return _OUR_EXCEPTION.sub("", lines[start]).strip()
 
 
 def one_line(error: BaseException) -> str:

@@ -36,6 +36,7 @@ class EngineLimits:
     block_size: int
     num_kv_blocks: int
     """Per rank."""
+    vocab_size: int
     route_shape: RouteShape
     dispatch: DispatchMode
     placement_epoch: int
@@ -116,6 +117,13 @@ class Engine:
             raise RequestError(
                 f"prompt_token_ids of shape {list(prompt.shape)} and dtype {prompt.dtype}: "
                 "send [n] int32 with at least one token",
+                field="prompt",
+            )
+        low, high = int(prompt.min()), int(prompt.max())
+        if low < 0 or high >= self._limits.vocab_size:
+            raise RequestError(
+                f"prompt_token_ids hold {low if low < 0 else high}: ids are from 0 to "
+                f"{self._limits.vocab_size - 1}",
                 field="prompt",
             )
         if sampling.max_tokens < 1:

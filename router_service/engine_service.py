@@ -69,6 +69,7 @@ class EngineService:
         config: Config,
         identity: CellIdentity,
         *,
+        vocab_size: int,
         route_shape: RouteShape,
         store: PrefixStore,
         namespace_of: Callable[[str | None], Namespace],
@@ -97,10 +98,13 @@ class EngineService:
             on_client_message=self._take_client_messages,
             clock=StepClock(cell.step_timeout_factor, cell.step_timeout_floor_seconds),
         )
-        self._engine = self._build_engine(route_shape, namespace_of)
+        self._engine = self._build_engine(vocab_size, route_shape, namespace_of)
 
     def _build_engine(
-        self, route_shape: RouteShape, namespace_of: Callable[[str | None], Namespace]
+        self,
+        vocab_size: int,
+        route_shape: RouteShape,
+        namespace_of: Callable[[str | None], Namespace],
     ) -> Engine:
         identity, config = self._identity, self._config
         limits = SchedulerLimits.from_config(
@@ -114,6 +118,7 @@ class EngineService:
                 num_ranks=identity.ep_size,
                 block_size=identity.block_size,
                 num_kv_blocks=identity.num_kv_blocks,
+                vocab_size=vocab_size,
                 route_shape=route_shape,
                 dispatch=identity.dispatch,
                 placement_epoch=identity.placement_epoch,

@@ -38,6 +38,13 @@ def parse_prompts(value: Any, limits: TokenIdLimits) -> list[Prompt]:
     return [_member(item, f"prompt[{index}]", value, limits) for index, item in enumerate(value)]
 
 
+def prompt_fields(value: Any) -> list[str]:
+    """Where each prompt of a value that `parse_prompts` took stands in the body."""
+    if isinstance(value, list) and isinstance(value[0], str | list):
+        return [f"prompt[{index}]" for index in range(len(value))]
+    return ["prompt"]
+
+
 def _member(item: Any, field: str, prompts: list[Any], limits: TokenIdLimits) -> Prompt:
     if type(item) is not type(prompts[0]):
         raise RequestError(

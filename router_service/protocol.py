@@ -119,6 +119,11 @@ class GenerationFields(_Strict):
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     @property
+    def max_tokens_field(self) -> str:
+        """The name under which the client set `requested_max_tokens`."""
+        return "max_tokens"
+
+    @property
     def requested_max_tokens(self) -> int | None:
         return self.max_tokens
 
@@ -242,6 +247,10 @@ class ChatBody(GenerationFields):
         if old is not None and current is not None and old != current:
             raise _at("max_completion_tokens", f"is {current} and max_tokens is {old}; send one")
         return self
+
+    @property
+    def max_tokens_field(self) -> str:
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
     @property
     def requested_max_tokens(self) -> int | None:

@@ -14,7 +14,13 @@ from cluster.errors import RequestError, UnknownModelError
 from cluster.messages import SamplingParams
 from router_service.model_text import ModelText
 from router_service.openai_errors import ContextLengthError, safe_text
-from router_service.prompts import Prompt, TokenIdLimits, parse_prompts, prompt_too_long
+from router_service.prompts import (
+    Prompt,
+    TokenIdLimits,
+    parse_prompts,
+    prompt_fields,
+    prompt_too_long,
+)
 from router_service.protocol import ChatBody, CompletionBody, GenerationFields, template_message
 from router_service.routes_encoding import RouteSelection
 
@@ -65,8 +71,9 @@ class RequestAdmission:
         self._check_model(body)
         model = self._model
         prompts = parse_prompts(body.prompt, TokenIdLimits(model.vocab_size, model.max_model_len))
-        ids = [await self._prompt_ids(prompt) for prompt in prompts]
-        return self._admit(body, ids, field="prompt", default=_DEFAULT_COMPLETION_TOKENS)
+        fields = prompt_fields(body.prompt)
+        ids = [await self._prompt_ids(*pair) for pair in zip(prompts, fields, strict=True)]
+        return self._admit(body, ids, fields=fields, default=_DEFAULT_COMPLETION_TOKENS)
 
     async def chat(self, body: ChatBody) -> AdmittedRequest:
         """Raises RequestError, UnknownModelError, ContextLengthError."""
@@ -78,26 +85,35 @@ class RequestAdmission:
         size = sum(len(message["content"]) for message in messages)
         text = await self._run(size, lambda: template.render(messages))
         self._check_characters(text, field="messages")
-        ids = await self._encode(text, add_special_tokens=False)
+        ids = await self._encode(text, add_special_tokens=False, field="messages")
         if not ids:
             raise RequestError("the messages make an empty prompt", field="messages")
-        return self._admit(body, [ids], field="messages", default=None)
+        return self._admit(body, [ids], fields=["messages"], default=None)
 
     def _check_model(self, body: GenerationFields) -> None:
         if body.model != self._model.name:
             raise unknown_model(body.model, self._model.name)
 
-    async def _prompt_ids(self, prompt: Prompt) -> list[int]:
+    async def _prompt_ids(self, prompt: Prompt, field: str) -> list[int]:
         if isinstance(prompt, list):
             return prompt
-        self._check_characters(prompt, field="prompt")
-        return await self._encode(prompt, add_special_tokens=True)
+        self._check_characters(prompt, field=field)
+        return await self._encode(prompt, add_special_tokens=True, field=field)
 
-    async def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        codec = self._model.text.codec
-        return await self._run(
+    async def _encode(self, text: str, *, add_special_tokens: bool, field: str) -> list[int]:
+        """Ids that the model has: a tokenizer may know more of them, and one of those would end the cell."""
+        codec, vocab_size = self._model.text.codec, self._model.vocab_size
+        ids = await self._run(
             len(text), lambda: codec.encode(text, add_special_tokens=add_special_tokens)
         )
+        largest = max(ids, default=0)
+        if largest >= vocab_size:
+            raise RequestError(
+                f"{field}: the text holds a token with id {largest}; the model's ids are from 0 to "
+                f"{vocab_size - 1}",
+                field=field,
+            )
+        return ids
 
     async def _run(self, num_characters: int, work: Callable[[], T]) -> T:
         if num_characters <= _INLINE_CHARACTERS:
@@ -113,9 +129,18 @@ class RequestAdmission:
             raise prompt_too_long(size, limit, field=field)
 
     def _admit(
-        self, body: GenerationFields, prompts: list[list[int]], *, field: str, default: int | None
+        self,
+        body: GenerationFields,
+        prompts: list[list[int]],
+        *,
+        fields: list[str],
+        default: int | None,
     ) -> AdmittedRequest:
-        sampling = [self._sampling(body, len(ids), field, default) for ids in prompts]
+        """fields: where each prompt stands in the body."""
+        sampling = [
+            self._sampling(body, len(ids), field, default)
+            for ids, field in zip(prompts, fields, strict=True)
+        ]
         return AdmittedRequest(
             prompts=prompts,
             sampling=sampling,
@@ -132,9 +157,7 @@ class RequestAdmission:
     ) -> SamplingParams:
         defaults = self._model.text.defaults
         return SamplingParams(
-            max_tokens=self._max_tokens(
-                body.requested_max_tokens, num_prompt_tokens, field, default
-            ),
+            max_tokens=self._max_tokens(body, num_prompt_tokens, field, default),
             temperature=defaults.temperature if body.temperature is None else body.temperature,
             top_p=defaults.top_p if body.top_p is None else body.top_p,
             seed=body.seed,
@@ -142,20 +165,21 @@ class RequestAdmission:
         )
 
     def _max_tokens(
-        self, requested: int | None, num_prompt_tokens: int, field: str, default: int | None
+        self, body: GenerationFields, num_prompt_tokens: int, field: str, default: int | None
     ) -> int:
         limit = self._model.max_model_len
         room = limit - num_prompt_tokens
         if room < 1:
             raise prompt_too_long(f"{num_prompt_tokens} tokens", limit, field=field)
+        name, requested = body.max_tokens_field, body.requested_max_tokens
         if requested is None:
             return room if default is None else min(default, room)
         if requested > room:
             raise ContextLengthError(
-                f"max_tokens: {num_prompt_tokens} prompt tokens and max_tokens "
+                f"{name}: {num_prompt_tokens} prompt tokens and {name} "
                 f"{safe_text(requested)} do not fit the context length of {limit} tokens; "
                 f"ask for at most {room}",
-                field="max_tokens",
+                field=name,
             )
         return requested
 

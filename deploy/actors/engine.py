@@ -26,6 +26,7 @@ class Engine:
         self._service = EngineService(
             config,
             plan.identity(fingerprint),
+            vocab_size=plan.spec.vocab_size,
             route_shape=plan.spec.route_shape,
             store=store,
             namespace_of=lambda salt: namespace_of(

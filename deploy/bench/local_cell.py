@@ -88,6 +88,7 @@ class LocalCell:
                 num_ranks=plan.ep_size,
                 block_size=plan.block_size,
                 num_kv_blocks=plan.num_kv_blocks,
+                vocab_size=plan.spec.vocab_size,
                 route_shape=plan.spec.route_shape,
                 dispatch=plan.dispatch,
                 placement_epoch=0,

@@ -31,7 +31,7 @@ from cluster.types import Namespace, Rank
 from cluster.wire import Decoder, encode
 from prefix_store.store import PrefixStore
 from router_service.engine_service import EngineService
-from tests.helpers.content_workers import SHAPE, ContentWorkers
+from tests.helpers.content_workers import SHAPE, VOCAB, ContentWorkers
 
 HOST = "127.0.0.1"
 PATIENCE = 20.0
@@ -221,6 +221,7 @@ class ContentCell:
         self.service = EngineService(
             Config(cell=cell, scheduler=scheduler),
             make_identity(num_ranks),
+            vocab_size=VOCAB,
             route_shape=SHAPE,
             store=self.store,
             namespace_of=lambda salt: Namespace(f"model/{salt}"),

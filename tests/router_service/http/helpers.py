@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 
+from router_service.chat_template import load_chat_template
 from router_service.http_server import BoundPorts, HttpServer, HttpServerOptions
 from router_service.tokenizer import TextCodec
 from tests.helpers.scripted_engine import ScriptedEngine
@@ -21,6 +22,13 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
 def tokens(text: str) -> list[int]:
     return CODEC.encode(text, add_special_tokens=False)
+
+
+def render(messages: list[dict[str, Any]]) -> str:
+    """The prompt of a chat."""
+    template = load_chat_template(DEMO_MODEL)
+    assert template is not None
+    return template.render(messages)
 
 
 def make_options(endpoint: str, **changes: Any) -> HttpServerOptions:

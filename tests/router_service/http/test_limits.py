@@ -15,7 +15,9 @@ from tests.router_service.http.helpers import (
     assert_serves,
     chat_body,
     completion_body,
+    render,
     running_server,
+    tokens,
 )
 
 CONTEXT = 256
@@ -49,6 +51,49 @@ def test_one_token_more_is_refused_with_all_three_numbers(
     assert error["code"] == "context_length_exceeded"
     assert {str(CONTEXT), str(len(PROMPT))} <= set(error["message"].split())
     assert str(max_tokens)[:80] in error["message"]
+
+
+CHAT_ROOM = CONTEXT - len(tokens(render(chat_body()["messages"])))
+CHAT_LIMITS: list[tuple[dict[str, int], str]] = [
+    ({"max_completion_tokens": CHAT_ROOM + 1}, "max_completion_tokens"),
+    ({"max_completion_tokens": 1_000_000}, "max_completion_tokens"),
+    ({"max_tokens": CHAT_ROOM + 1}, "max_tokens"),
+    ({"max_tokens": 10**100}, "max_tokens"),
+    ({"max_tokens": 300, "max_completion_tokens": 300}, "max_completion_tokens"),
+]
+
+
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
+def test_a_chat_that_exactly_fits_the_context_is_served(field: str, client: httpx.Client) -> None:
+    usage = client.post(CHAT, json=chat_body(**{field: CHAT_ROOM})).json()["usage"]
+    assert usage["completion_tokens"] == CHAT_ROOM
+    assert usage["total_tokens"] == CONTEXT
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("limits", "field"), CHAT_LIMITS)
+def test_a_chat_over_the_limit_names_the_field_that_was_sent(
+    limits: dict[str, int], field: str, stream: bool, client: httpx.Client
+) -> None:
+    response = client.post(CHAT, json=chat_body(stream=stream, **limits))
+    assert_error(response, 400, field)
+    error = response.json()["error"]
+    assert error["code"] == "context_length_exceeded"
+    assert error["message"].startswith(f"{field}: {CONTEXT - CHAT_ROOM} prompt tokens and {field} ")
+    assert error["message"].endswith(f"ask for at most {CHAT_ROOM}")
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, "5", True, [], {}])
+def test_a_chat_limit_of_the_wrong_type_or_range_names_its_field(
+    value: Any, client: httpx.Client
+) -> None:
+    response = client.post(CHAT, json=chat_body(max_completion_tokens=value))
+    assert_error(response, 400, "max_completion_tokens")
+
+
+def test_of_several_prompts_the_one_without_room_is_named(client: httpx.Client) -> None:
+    body = completion_body(prompt=["a", "word " * CONTEXT])
+    assert_error(client.post(COMPLETIONS, json=body), 400, "prompt[1]")
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -1,0 +1,52 @@
+"""What an actor that is not there died of, from Ray's exceptions, in one line. No Ray is started."""
+
+import pytest
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError, RayTaskError
+
+from cluster.errors import CheckpointError
+from deploy.launch import reason_of
+
+TRACEBACK = """\
+ray::HttpServer.__init__() (pid=7, ip=192.0.2.2, actor_id=8e6f, repr=<HttpServer object>)
+           ^^^^^^^^^^^^^^^^^^^^
+  File "http_server.py", line 8, in __init__
+    raise CheckpointError(message)
+    ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+"""
+
+
+def constructor_raised(last_lines: str) -> RayActorError:
+    cause = RayTaskError("__init__", TRACEBACK + last_lines, CheckpointError("x"))
+    return ActorDiedError.from_task_error(cause)
+
+
+@pytest.mark.parametrize(
+    ("last_lines", "reason"),
+    [
+        (
+            "cluster.errors.CheckpointError: /m/tokenizer.json: not read: at line: 1",
+            "/m/tokenizer.json: not read: at line: 1",
+        ),
+        ("router_service.openai_errors.ApiKeyError: no key", "no key"),
+        ("KeyError: 'name'", "KeyError: 'name'"),
+        ("RuntimeError: first\nsecond: line", "RuntimeError: first"),
+        ("zmq.error.ZMQError: Address in use", "zmq.error.ZMQError: Address in use"),
+        ("ZeroDivisionError", "ZeroDivisionError"),
+        (
+            "OSError: inner\n\nThe above exception was the direct cause of the following exception:"
+            f"\n\n{TRACEBACK}cluster.errors.ConfigError: outer",
+            "outer",
+        ),
+    ],
+)
+def test_an_exception_of_a_constructor_is_told_with_its_own_message(
+    last_lines: str, reason: str
+) -> None:
+    assert reason_of(constructor_raised(last_lines)) == reason
+
+
+@pytest.mark.parametrize(
+    "error", [ActorDiedError(), ActorUnavailableError("gone", None), RayActorError()]
+)
+def test_a_process_that_went_without_a_word_points_to_the_kernel(error: RayActorError) -> None:
+    assert "its process died" in reason_of(error)
