@@ -49,8 +49,14 @@ def one_of(*allowed: object) -> AfterValidator:
 
 _NullOnly = Annotated[Any, one_of(None)]
 _NullOrEmptyList = Annotated[Any, one_of(None, [])]
-_ZeroPenalty = Annotated[Any, one_of(None, 0, 0.0)]
 _One = Annotated[Any, one_of(None, 1)]
+_Zero = Annotated[Any, one_of(None, 0)]
+_ZeroNumber = Annotated[Any, one_of(None, 0, 0.0)]
+_OneNumber = Annotated[Any, one_of(None, 1, 1.0)]
+_False = Annotated[Any, one_of(None, False)]
+_True = Annotated[Any, one_of(None, True)]
+_NullOrEmptyObject = Annotated[Any, one_of(None, {})]
+_PlainText = Annotated[Any, one_of(None, {"type": "text"})]
 
 
 class _Strict(BaseModel):
@@ -69,6 +75,8 @@ def _refuse_empty_stop(value: list[str] | None) -> list[str] | None:
 
 class StreamOptions(_Strict):
     include_usage: bool | None = None
+    continuous_usage_stats: _False = None
+    include_obfuscation: _False = None
 
 
 class GenerationFields(_Strict):
@@ -95,10 +103,39 @@ class GenerationFields(_Strict):
     cache_salt: Annotated[str, Field(min_length=1)] | None = None
     ignore_eos: bool | None = None
 
+    # OpenAI's, at their neutral values only
     n: _One = None
-    presence_penalty: _ZeroPenalty = None
-    frequency_penalty: _ZeroPenalty = None
-    logit_bias: Annotated[Any, one_of(None, {})] = None
+    presence_penalty: _ZeroNumber = None
+    frequency_penalty: _ZeroNumber = None
+    logit_bias: _NullOrEmptyObject = None
+    response_format: _PlainText = None
+
+    # vLLM's, likewise
+    top_k: Annotated[Any, one_of(None, -1, 0)] = None
+    min_p: _ZeroNumber = None
+    repetition_penalty: _OneNumber = None
+    length_penalty: _OneNumber = None
+    min_tokens: _Zero = None
+    stop_token_ids: _NullOrEmptyList = None
+    bad_words: _NullOrEmptyList = None
+    include_stop_str_in_output: _False = None
+    use_beam_search: _False = None
+    skip_special_tokens: _True = None
+    spaces_between_special_tokens: _True = None
+    prompt_logprobs: _NullOnly = None
+    allowed_token_ids: _NullOnly = None
+    truncate_prompt_tokens: _NullOnly = None
+    return_tokens_as_token_ids: _False = None
+    structured_outputs: _NullOnly = None
+    guided_json: _NullOnly = None
+    guided_regex: _NullOnly = None
+    guided_choice: _NullOnly = None
+    guided_grammar: _NullOnly = None
+    logits_processors: _NullOnly = None
+    priority: _Zero = None
+    request_id: _NullOnly = None
+    kv_transfer_params: _NullOnly = None
+    vllm_xargs: _NullOnly = None
 
     @model_validator(mode="after")
     def _fields_agree(self) -> "GenerationFields":
@@ -133,9 +170,11 @@ class CompletionBody(GenerationFields):
 
     prompt: Any
     best_of: _One = None
-    echo: Annotated[Any, one_of(None, False)] = None
+    echo: _False = None
     logprobs: _NullOnly = None
     suffix: Annotated[Any, one_of(None, "")] = None
+    add_special_tokens: _True = None
+    prompt_embeds: _NullOnly = None
 
 
 # Chat messages
@@ -212,6 +251,8 @@ class AssistantMessage(_Strict):
     audio: _NullOnly = None
     function_call: _NullOnly = None
     annotations: _NullOrEmptyList = None
+    reasoning: _NullOnly = None
+    reasoning_content: _NullOnly = None
 
 
 class ToolMessage(_Strict):
@@ -231,15 +272,33 @@ class ChatBody(GenerationFields):
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
-    logprobs: Annotated[Any, one_of(None, False)] = None
-    top_logprobs: _NullOnly = None
-    response_format: Annotated[Any, one_of(None, {"type": "text"})] = None
+    logprobs: _False = None
+    top_logprobs: _Zero = None
     tools: _NullOrEmptyList = None
+    functions: _NullOrEmptyList = None
+    function_call: Annotated[Any, one_of(None, "none")] = None
     tool_choice: Annotated[Any, one_of(None, "none")] = None
     parallel_tool_calls: _NullOnly = None
-    store: Annotated[Any, one_of(None, False)] = None
-    metadata: _NullOnly = None
+    store: _False = None
+    metadata: _NullOrEmptyObject = None
     service_tier: Annotated[Any, one_of(None, "auto", "default")] = None
+    modalities: Annotated[Any, one_of(None, ["text"])] = None
+    audio: _NullOnly = None
+    prediction: _NullOnly = None
+    reasoning_effort: _NullOnly = None
+    verbosity: _NullOnly = None
+    web_search_options: _NullOnly = None
+    prompt_cache_key: _NullOnly = None
+    prompt_cache_retention: _NullOnly = None
+    safety_identifier: _NullOnly = None
+    echo: _False = None
+    add_generation_prompt: _True = None
+    continue_final_message: _False = None
+    add_special_tokens: _False = None
+    documents: _NullOnly = None
+    chat_template: _NullOnly = None
+    chat_template_kwargs: _NullOrEmptyObject = None
+    mm_processor_kwargs: _NullOrEmptyObject = None
 
     @model_validator(mode="after")
     def _one_limit(self) -> "ChatBody":

@@ -22,12 +22,46 @@ BOTH_NEUTRAL: list[tuple[str, Any]] = [
     ("frequency_penalty", 0),
     ("logit_bias", {}),
     ("user", "someone"),
+    ("response_format", {"type": "text"}),
+    ("top_k", -1),
+    ("top_k", 0),
+    ("min_p", 0),
+    ("min_p", 0.0),
+    ("repetition_penalty", 1),
+    ("repetition_penalty", 1.0),
+    ("length_penalty", 1.0),
+    ("min_tokens", 0),
+    ("stop_token_ids", []),
+    ("bad_words", []),
+    ("include_stop_str_in_output", False),
+    ("use_beam_search", False),
+    ("skip_special_tokens", True),
+    ("spaces_between_special_tokens", True),
+    ("return_tokens_as_token_ids", False),
+    ("priority", 0),
 ]
+BOTH_NULL = (
+    "prompt_logprobs",
+    "allowed_token_ids",
+    "truncate_prompt_tokens",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "logits_processors",
+    "request_id",
+    "kv_transfer_params",
+    "vllm_xargs",
+    "logprobs",
+)
 COMPLETION_NEUTRAL: list[tuple[str, Any]] = [
     *BOTH_NEUTRAL,
     ("best_of", 1),
     ("echo", False),
     ("suffix", ""),
+    ("add_special_tokens", True),
+    ("prompt_embeds", None),
 ]
 CHAT_NEUTRAL: list[tuple[str, Any]] = [
     *BOTH_NEUTRAL,
@@ -38,6 +72,18 @@ CHAT_NEUTRAL: list[tuple[str, Any]] = [
     ("store", False),
     ("service_tier", "auto"),
     ("service_tier", "default"),
+    ("top_logprobs", 0),
+    ("functions", []),
+    ("function_call", "none"),
+    ("metadata", {}),
+    ("modalities", ["text"]),
+    ("echo", False),
+    ("add_generation_prompt", True),
+    ("continue_final_message", False),
+    ("add_special_tokens", False),
+    ("chat_template_kwargs", {}),
+    ("mm_processor_kwargs", {}),
+    ("reasoning_effort", None),
 ]
 BOTH_REFUSED: list[tuple[str, Any]] = [
     ("n", 2),
@@ -46,8 +92,22 @@ BOTH_REFUSED: list[tuple[str, Any]] = [
     ("frequency_penalty", -1),
     ("logit_bias", {"5": 1}),
     ("top_k", 5),
+    ("top_k", True),
+    ("top_k", -1.0),
     ("min_p", 0.1),
     ("min_tokens", 1),
+    ("min_tokens", False),
+    ("length_penalty", 2),
+    ("bad_words", ["a"]),
+    ("include_stop_str_in_output", True),
+    ("use_beam_search", True),
+    ("skip_special_tokens", False),
+    ("skip_special_tokens", 1),
+    ("structured_outputs", {"json": {}}),
+    ("guided_regex", ".*"),
+    ("request_id", "mine"),
+    ("truncate_prompt_tokens", 5),
+    ("response_format", {"type": "json_object"}),
     ("repetition_penalty", 1.1),
     ("stop_token_ids", [5]),
     ("prompt_logprobs", 1),
@@ -70,7 +130,6 @@ CHAT_REFUSED: list[tuple[str, Any]] = [
     *BOTH_REFUSED,
     ("logprobs", True),
     ("top_logprobs", 5),
-    ("response_format", {"type": "json_object"}),
     ("response_format", {"type": "json_schema", "json_schema": {}}),
     ("tools", [{"type": "function", "function": {"name": "f"}}]),
     ("tool_choice", "auto"),
@@ -79,11 +138,38 @@ CHAT_REFUSED: list[tuple[str, Any]] = [
     ("store", True),
     ("metadata", {"a": "b"}),
     ("service_tier", "flex"),
-    ("functions", []),
+    ("functions", [{"name": "f"}]),
+    ("function_call", "auto"),
     ("prompt", "x"),
     ("reasoning_effort", "low"),
-    ("chat_template_kwargs", {}),
+    ("chat_template_kwargs", {"thinking": True}),
+    ("chat_template", "{{ messages }}"),
+    ("add_generation_prompt", False),
+    ("continue_final_message", True),
+    ("add_special_tokens", True),
+    ("modalities", ["text", "audio"]),
+    ("documents", []),
 ]
+
+
+@pytest.mark.parametrize("field", ["no_such_field", "extra_body", "Model", "best-of"])
+@pytest.mark.parametrize(("path", "make_body"), [(COMPLETIONS, completion_body), (CHAT, chat_body)])
+def test_an_unknown_field_is_refused_also_as_null(
+    path: str, make_body: Any, field: str, client: httpx.Client
+) -> None:
+    response = client.post(path, json=make_body(**{field: None}))
+    assert response.status_code == 400
+    assert field in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("field", BOTH_NULL)
+@pytest.mark.parametrize(("path", "make_body"), [(COMPLETIONS, completion_body), (CHAT, chat_body)])
+def test_a_field_that_is_taken_as_null_alone_changes_nothing(
+    path: str, make_body: Any, field: str, client: httpx.Client
+) -> None:
+    body = make_body(max_tokens=3)
+    plain, with_null = (client.post(path, json=b).json() for b in (body, {**body, field: None}))
+    assert with_null["choices"] == plain["choices"]
 
 
 @pytest.mark.parametrize(("field", "value"), COMPLETION_NEUTRAL)
@@ -141,6 +227,10 @@ def test_a_refused_value_says_what_is_supported(client: httpx.Client) -> None:
             "routed_experts_end",
         ),
         ({"stream": True, "stream_options": {"continuous": True}}, "stream_options.continuous"),
+        (
+            {"stream": True, "stream_options": {"continuous_usage_stats": True}},
+            "stream_options.continuous_usage_stats",
+        ),
         ({"stream": True, "stream_options": True}, "stream_options"),
     ],
 )
