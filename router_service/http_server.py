@@ -20,6 +20,7 @@ from cluster.log import logger
 from router_service.admin_app import AdminApi
 from router_service.app import ApiOptions, OpenAiApi
 from router_service.engine_client import EngineClient
+from router_service.http_protocol import JsonErrorProtocol
 from router_service.model_text import load_model_text
 from router_service.request_admission import RequestAdmission, ServedModel
 
@@ -188,6 +189,7 @@ async def _listen(app: ASGIApp, bound: socket.socket) -> _Listener:
     """The parts of uvicorn.Server.serve without its signal handlers, so that it may run in any thread."""
     config = uvicorn.Config(
         app,
+        http=JsonErrorProtocol,
         lifespan="off",
         log_config=None,
         access_log=False,

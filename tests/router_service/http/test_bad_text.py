@@ -1,18 +1,30 @@
 """Bodies whose text cannot be encoded, or that are not JSON: a 400 with a path, and the server goes on."""
 
+import asyncio
+import io
 import json
+import logging
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import httpx
 import pytest
 
+from cluster.errors import CellError
+from router_service.streaming import EventStream
+from tests.helpers.scripted_engine import ScriptedEngine
 from tests.router_service.http.helpers import (
     CHAT,
+    CODEC,
     COMPLETIONS,
+    VOCAB_SIZE,
     assert_error,
     assert_serves,
     chat_body,
     completion_body,
+    events,
+    running_server,
+    tokens,
 )
 
 LONE = ["\ud83d", "x\ud83d", "\ud83dx", "x\ud83dy", "\ude42", "\ude42\ud83d"]
@@ -26,6 +38,10 @@ def with_escapes(body: dict[str, Any]) -> bytes:
 
 def message(**fields: Any) -> dict[str, Any]:
     return chat_body(messages=[{"role": "user", "content": "x"}, fields])
+
+
+def tool_call(**function: str) -> dict[str, Any]:
+    return {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"} | function}
 
 
 @pytest.mark.parametrize("text", LONE)
@@ -47,6 +63,26 @@ def message(**fields: Any) -> dict[str, Any]:
             "messages[1].content[0].text",
         ),
         (CHAT, lambda t: message(role=t, content="x"), "messages[1].role"),
+        (
+            CHAT,
+            lambda t: message(role="assistant", tool_calls=[tool_call(name=t)]),
+            "messages[1].tool_calls[0].function.name",
+        ),
+        (
+            CHAT,
+            lambda t: message(role="assistant", tool_calls=[tool_call(arguments=t)]),
+            "messages[1].tool_calls[0].function.arguments",
+        ),
+        (
+            CHAT,
+            lambda t: message(role="assistant", tool_calls=[tool_call() | {"id": t}]),
+            "messages[1].tool_calls[0].id",
+        ),
+        (
+            CHAT,
+            lambda t: message(role="tool", content="x", tool_call_id=t),
+            "messages[1].tool_call_id",
+        ),
         (CHAT, lambda t: chat_body(tools=[{"function": {"name": t}}]), "tools[0].function.name"),
     ],
 )
@@ -77,6 +113,74 @@ def test_half_a_pair_inside_tool_arguments_is_refused(client: httpx.Client) -> N
     call = {"id": "1", "type": "function", "function": function}
     response = client.post(CHAT, json=message(role="assistant", tool_calls=[call]))
     assert_error(response, 400, "messages[1].tool_calls[0].function.arguments")
+
+
+@pytest.mark.parametrize("text", ["\ufeffa", "a\ufeff", "\ufeff"])
+@pytest.mark.parametrize("escaped", [False, True])
+def test_a_byte_order_mark_inside_a_string_is_an_ordinary_character(
+    text: str, escaped: bool, client: httpx.Client
+) -> None:
+    body = completion_body(prompt=text, return_token_ids=True)
+    content = json.dumps(body, ensure_ascii=escaped).encode()
+    answer = client.post(COMPLETIONS, content=content, headers=JSON_TYPE)
+    assert answer.status_code == 200
+    assert answer.json()["prompt_token_ids"] == tokens(text)
+    detokenizer = CODEC.detokenizer()
+    assert "".join(map(detokenizer.add, tokens(text))) == text
+
+
+def test_bad_bodies_leave_a_stream_beside_them_as_it_is() -> None:
+    bad = [
+        (COMPLETIONS, b'{"model": "demo", "prompt": "\xff"}'),
+        (COMPLETIONS, with_escapes(completion_body(prompt="\ud83d"))),
+        (COMPLETIONS, with_escapes(completion_body(prompt=[VOCAB_SIZE]))),
+        (COMPLETIONS, with_escapes(completion_body(prompt=""))),
+        (COMPLETIONS, b"not json"),
+        (CHAT, with_escapes(chat_body(messages=[]))),
+        (CHAT, with_escapes(message(role="user", content="\ude42"))),
+    ]
+    engine = ScriptedEngine(token_ids=tokens(" one two three"), step_seconds=0.01)
+    with engine, running_server(engine) as (client, _):
+        body = completion_body(stream=True, max_tokens=60, return_token_ids=True)
+        alone = events(client.post(COMPLETIONS, json=body))
+        with client.stream("POST", COMPLETIONS, json=body) as response:
+            lines = response.iter_lines()
+            beside = [next(lines)]
+            statuses = [client.post(path, content=c).status_code for path, c in bad]
+            num_active = engine.num_active
+            beside += [line for line in lines if line]
+    chunks = [json.loads(line.removeprefix("data: ")) for line in beside[:-1]]
+    assert (statuses, num_active) == ([400] * len(bad), 1)
+    assert beside[-1] == "data: [DONE]"
+    assert [c["choices"] for c in chunks] == [c["choices"] for c in alone]
+    assert len(engine.submits) == 2
+
+
+def test_a_log_line_about_a_stream_can_be_written_whatever_text_the_error_holds() -> None:
+    async def fail_after_one() -> AsyncGenerator[bytes, None]:
+        yield b"data: 1\n\n"
+        raise CellError("bad \ud83d text\nof two lines \U0001f642")
+
+    sent: list[dict[str, Any]] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    written = io.BytesIO()
+    handler = logging.StreamHandler(io.TextIOWrapper(written, "ascii", write_through=True))
+    log = logging.getLogger("pointsman.http")
+    log.addHandler(handler)
+    try:
+        asyncio.run(EventStream(fail_after_one)({"type": "http"}, never, send))
+    finally:
+        log.removeHandler(handler)
+    (line,) = written.getvalue().splitlines()
+    assert b"bad \\ud83d text\\nof two lines \\U0001f642" in line
+    assert b"".join(message.get("body", b"") for message in sent).decode().endswith("}\n\n")
+
+
+async def never() -> Any:
+    await asyncio.Event().wait()
 
 
 def test_nul_inside_a_string_is_an_ordinary_character(client: httpx.Client) -> None:

@@ -67,6 +67,27 @@ def test_a_stream_joins_to_the_whole_answer(
     assert stream_text(events(client.post(path, json=body))) == expected
 
 
+@pytest.mark.parametrize(("stop", "expected"), STOPS)
+def test_a_whole_chat_ends_right_before_the_earliest_match(
+    stop: Any, expected: str, client: httpx.Client
+) -> None:
+    body = chat_body(stop=stop, max_tokens=len(tokens(TEXT)))
+    choice = client.post(CHAT, json=body).json()["choices"][0]
+    assert choice["message"]["content"] == expected
+    assert choice["finish_reason"] == ("length" if stop == "never" else "stop")
+
+
+@pytest.mark.parametrize(("stop", "expected"), STOPS)
+@pytest.mark.parametrize(("path", "make_body"), [(COMPLETIONS, completion_body), (CHAT, chat_body)])
+def test_the_last_chunk_of_a_stream_says_whether_a_stop_string_ended_it(
+    stop: Any, expected: str, path: str, make_body: Any, client: httpx.Client
+) -> None:
+    body = make_body(stop=stop, max_tokens=len(tokens(TEXT)), stream=True)
+    reasons = [c["choices"][0]["finish_reason"] for c in events(client.post(path, json=body))]
+    assert reasons[-1] == ("length" if expected == TEXT else "stop")
+    assert set(reasons[:-1]) <= {None}
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_usage_ids_and_engine_agree_on_the_token_that_completed_the_match(
     stream: bool, client: httpx.Client, engine: ScriptedEngine
