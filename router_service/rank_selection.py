@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from cluster.types import Rank
 
 REPLAY_COST = 0.9
-"""A replayed token's cost in computed tokens: no gate, no recording; attention and experts remain. On the demo model the
-fastest of 40 steps of 512 or 1,024 tokens, all replayed, took 0.88 to 0.92 of those through the gate (1, 2, 4 ranks)."""
+"""A replayed token's cost in computed tokens: no gate, no recording; attention and experts remain. On the demo model
+the fastest of 40 steps of 512 or 1,024 tokens took 0.88 to 0.92 of the time when all were replayed (1, 2, 4 ranks)."""
 SEQUENCE_COST = 64.0
 """A running sequence's cost in computed tokens: it holds a row of every step to come, and a lone row costs as much as a
 few tokens of a long chunk. High enough that a rank does not collect sequences because their short tails are done."""
