@@ -6,10 +6,16 @@ import torch
 from torch import Tensor
 
 from cluster.errors import CheckpointError
-from cluster.model_spec import read_model_spec
+from cluster.model_spec import ComputeDtype, read_model_spec
 from cluster.placement import ExpertPlacement
-from expert_workers.model.checkpoint import SINGLE_FILE
-from expert_workers.model.weights import ModelWeights, MoeWeights, WeightTarget, load_weights
+from expert_workers.model.checkpoint import SINGLE_FILE, check_checkpoint
+from expert_workers.model.weights import (
+    ModelWeights,
+    MoeWeights,
+    WeightTarget,
+    load_weights,
+    weight_share,
+)
 from tests.helpers.tiny_checkpoints import CheckpointForm, write_tiny_checkpoint
 
 CPU = torch.device("cpu")
@@ -53,6 +59,25 @@ def test_ranks_hold_their_slices_of_the_experts(tmp_path: Path) -> None:
     assert ranks[0].gate_up.shape == (4, 64, 64)
     assert torch.equal(torch.cat([rank.gate_up for rank in ranks]), whole.gate_up)
     assert torch.equal(torch.cat([rank.down for rank in ranks]), whole.down)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "name"), [(torch.float32, "float32"), (torch.bfloat16, "bfloat16")]
+)
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("ep_size", [1, 4])
+def test_the_share_told_from_headers_is_what_a_rank_holds(
+    ep_size: int, tied: bool, dtype: torch.dtype, name: ComputeDtype, tmp_path: Path
+) -> None:
+    write_tiny_checkpoint(tmp_path, seed=1, tie_word_embeddings=tied)
+    spec = read_model_spec(tmp_path)
+    weights = load(tmp_path, rank=ep_size - 1, ep_size=ep_size, dtype=dtype)
+    experts = ExpertPlacement.contiguous(16, ep_size).local_experts(ep_size - 1)
+    share = weight_share(check_checkpoint(tmp_path, spec), experts, name)
+    held = {tensor.data_ptr(): tensor.nbytes for tensor in tensors(weights)}
+    in_experts = [t for layer in (1, 2) for t in tensors(moe(weights, layer).experts)]
+    assert share.expert_bytes == sum(tensor.nbytes for tensor in in_experts)
+    assert share.replicated_bytes + share.expert_bytes == sum(held.values())
 
 
 def test_shards_load_the_same_weights_as_one_file(tmp_path: Path) -> None:

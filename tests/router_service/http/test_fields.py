@@ -1,11 +1,15 @@
 """Every field is supported, or neutral, or refused by its name."""
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from pydantic import BaseModel
 
+from router_service.protocol import ChatBody, CompletionBody, StreamOptions
 from tests.router_service.http.helpers import (
     CHAT,
     COMPLETIONS,
@@ -270,3 +274,10 @@ def test_a_huge_wrong_value_makes_a_short_message(client: httpx.Client) -> None:
     response = client.post(CHAT, json=chat_body(tools=["x" * 2**20] * 3))
     assert_error(response, 400, "tools")
     assert len(response.json()["error"]["message"]) < 300
+
+
+@pytest.mark.parametrize("model", [CompletionBody, ChatBody, StreamOptions])
+def test_every_field_has_its_name_on_the_api_page(model: type[BaseModel]) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "api.md").read_text()
+    named = set(re.findall(r"`(?:stream_options\.)?(\w+)`", page))
+    assert set(model.model_fields) - named == set()
