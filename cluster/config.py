@@ -39,7 +39,7 @@ class ModelSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 class CellSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     ep_size: int = 0
     """Expert-parallel ranks; 0: the number of GPUs, on CPU 4."""
-    dispatch: Literal["auto", "negotiated"] = "auto"
+    dispatch: Literal["auto", "negotiated", "planned"] = "auto"
     exchange: Literal["auto", "gloo", "nccl"] = "auto"
     deterministic: bool = False
     start_timeout_seconds: float = 300.0
@@ -56,6 +56,8 @@ class SchedulerSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """Token budget per rank and step."""
     max_num_seqs: int = 64
     """Running sequences per rank."""
+    plan_wait_seconds: float = 0.5
+    """How long a request that replays waits for its first plan before it replays negotiated."""
     max_num_waiting: int = 4096
     """Requests that may queue in a cell; one more is refused with 429."""
 
@@ -68,6 +70,8 @@ class StoreSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """Per rank."""
     route_memory: str = "256MiB"
     """Per cell."""
+    plan_memory: str = "64MiB"
+    """Compiled plan fragments per rank."""
     route_replay: bool = True
 
 
@@ -144,6 +148,7 @@ def _check_ranges(config: Config) -> None:
         ("cell.step_timeout_floor_seconds", config.cell.step_timeout_floor_seconds, 0.1, 3600),
         ("scheduler.max_num_batched_tokens", scheduler.max_num_batched_tokens, 1, 2**20),
         ("scheduler.max_num_seqs", scheduler.max_num_seqs, 1, 2**16),
+        ("scheduler.plan_wait_seconds", scheduler.plan_wait_seconds, 0, 3600),
         ("scheduler.max_num_waiting", scheduler.max_num_waiting, 1, 2**20),
         ("store.block_size", store.block_size, 1, 1024),
         ("store.num_kv_blocks", store.num_kv_blocks, 0, 2**31 - 1),
@@ -156,3 +161,4 @@ def _check_ranges(config: Config) -> None:
             raise ConfigError(f"{name} = {value} is out of range: {low} to {high}")
     parse_size(store.kv_memory)
     parse_size(store.route_memory)
+    parse_size(store.plan_memory)

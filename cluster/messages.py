@@ -9,6 +9,7 @@ Three conversations:
 import msgspec
 import numpy as np
 
+from cluster.dispatch_plan import ReceivePart, SendPart
 from cluster.model_spec import ComputeDtype
 from cluster.types import DispatchMode, EvictTarget, FinishReason
 
@@ -213,13 +214,31 @@ class StepDescriptor(msgspec.Struct, frozen=True, tag=True):
     """[S]"""
     block_tables: Int32Column
     """[sum of block_table_lens] the sequence's blocks from position 0"""
+    fragment_lens: Int32Column
+    """[S] plan fragments that the chunk travels by, 0: its dispatch is negotiated"""
+    fragment_ids: Int32Column
+    """[sum of fragment_lens] acknowledged by every rank; together they cover the chunk's tokens in order"""
+    evicted_fragment_ids: Int32Column
+    """[any] not named from this step on"""
+
+
+class PlanPart(msgspec.Struct, frozen=True, tag=True):
+    """One rank's part of a plan fragment, ahead of the first step that names it."""
+
+    fragment_id: int
+    source: int
+    placement_epoch: int
+    num_tokens: int
+    send: SendPart | None
+    """For the source rank only."""
+    receive: ReceivePart
 
 
 class WorkerStop(msgspec.Struct, frozen=True, tag=True):
     pass
 
 
-ToWorker = SequenceStart | SequenceEnd | RouteChunk | StepDescriptor | WorkerStop
+ToWorker = SequenceStart | SequenceEnd | RouteChunk | PlanPart | StepDescriptor | WorkerStop
 
 
 # expert worker -> engine
@@ -246,6 +265,16 @@ class WorkerReady(msgspec.Struct, frozen=True, tag=True):
     rank: int
     pid: int
     identity: CellIdentity
+    incarnation: str
+    """Drawn at start: what an earlier process of this rank acknowledged does not count."""
+
+
+class PlansHeld(msgspec.Struct, frozen=True, tag=True):
+    """This process of the rank holds these fragments."""
+
+    rank: int
+    incarnation: str
+    fragment_ids: list[int]
 
 
 class StepTimings(msgspec.Struct, frozen=True):
@@ -284,7 +313,7 @@ class WorkerFailed(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-ToEngineFromWorker = WorkerReady | StepResult | WorkerFailed
+ToEngineFromWorker = WorkerReady | PlansHeld | StepResult | WorkerFailed
 
 
 class RouteFrame(msgspec.Struct, frozen=True, tag=True):

@@ -96,10 +96,22 @@ class Metrics:
         )
         self.replay_fallbacks = self._counter(
             "replay_fallbacks_total",
-            "Tokens with recorded routes that went through the gate",
+            "Tokens with recorded routes that were not replayed (replay_off) or not by a plan (others)",
             ("reason",),
         )
-        self.replay_fallbacks.labels("replay_off")
+        for reason in ("replay_off", "planned_off", "plan_not_ready", "step_budget", "no_border"):
+            self.replay_fallbacks.labels(reason)
+        self.replayed_tokens = self._counter(
+            "replayed_tokens_total", "Tokens computed with recorded routes", ("dispatch",)
+        )
+        for dispatch in ("negotiated", "planned"):
+            self.replayed_tokens.labels(dispatch)
+        self.plan_fragment_hits = self._counter(
+            "plan_fragment_hits_total", "Runs of tokens to replay whose plan fragment was known"
+        )
+        self.plan_fragment_misses = self._counter(
+            "plan_fragment_misses_total", "Plan fragments that had to be compiled"
+        )
         self.expert_load_balancedness = self._gauge(
             "expert_load_balancedness", "Mean over maximum expert rows of the ranks, last step"
         )

@@ -42,7 +42,7 @@ CELL_FLAGS = (
     Flag("--ep-size", "cell.ep_size", "number of ranks that share the experts, a divisor of the number of routed "
          "experts (default: the number of GPUs, on CPU 4)", _N),
     Flag("--dispatch", "cell.dispatch", "how tokens reach the ranks of their experts",
-         {"choices": ["auto", "negotiated"]}),
+         {"choices": ["auto", "negotiated", "planned"]}),
     Flag("--exchange", "cell.exchange", "what moves rows between ranks; auto: gloo on CPU, nccl on CUDA",
          {"choices": ["auto", "gloo", "nccl"]}),
     Flag("--deterministic", "cell.deterministic", "byte-equal results whatever is cached, chunked, replayed or "

@@ -77,7 +77,7 @@ def _uses_gpus(devices: HostDevices, ep_size: int) -> bool:
 
 def _dispatch(config: Config, ep_size: int) -> DispatchMode:
     """One rank has nobody to talk to, unless negotiated dispatch is asked for by name."""
-    return "local" if ep_size == 1 and config.cell.dispatch == "auto" else "negotiated"
+    return "local" if ep_size == 1 and config.cell.dispatch != "negotiated" else "negotiated"
 
 
 def _exchange(config: Config, uses_gpus: bool) -> ExchangeKind:

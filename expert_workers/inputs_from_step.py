@@ -40,6 +40,9 @@ class StepLimits:
 class Chunk:
     """One request's tokens in one step. `index`: its place in the descriptor. Arrays are views of the descriptor.
 
+    With fragment_ids it is planned, with a route_id its routes are replayed through a negotiated dispatch, with neither
+    the gate chooses.
+
     input_ids: [num_tokens]; block_table: [blocks from position 0]
     """
 
@@ -47,6 +50,7 @@ class Chunk:
     seq_id: int
     first_position: int
     route_id: int | None
+    fragment_ids: tuple[int, ...]
     samples: bool
     input_ids: Int32Array
     block_table: Int32Array
@@ -73,7 +77,10 @@ def check_step(step: StepDescriptor, limits: StepLimits) -> None:
     _check_range(step, "samples", step.samples, 0, 2)
     _check_range(step, "first_positions", step.first_positions, 0, limits.max_position_embeddings)
     _check_range(step, "block_table_lens", step.block_table_lens, 1, 2**31)
+    _check_range(step, "fragment_lens", step.fragment_lens, 0, 2**31)
     _check_sums(step)
+    _check_order(step)
+    _check_fragments(step)
     _check_range(step, "input_ids", step.input_ids, 0, limits.vocab_size)
     _check_range(step, "block_tables", step.block_tables, 0, limits.num_kv_blocks)
     ends = step.first_positions.astype(np.int64) + step.num_tokens
@@ -91,18 +98,51 @@ def chunks_of_rank(step: StepDescriptor, rank: int) -> list[Chunk]:
     """This rank's chunks of a checked step, in the descriptor's order."""
     token_starts = _starts(step.num_tokens)
     block_starts = _starts(step.block_table_lens)
+    fragment_starts = _starts(step.fragment_lens)
     return [
         Chunk(
             index=int(i),
             seq_id=int(step.seq_ids[i]),
             first_position=int(step.first_positions[i]),
             route_id=int(step.route_ids[i]) if step.route_ids[i] >= 0 else None,
+            fragment_ids=tuple(
+                step.fragment_ids[fragment_starts[i] : fragment_starts[i + 1]].tolist()
+            ),
             samples=bool(step.samples[i]),
             input_ids=step.input_ids[token_starts[i] : token_starts[i + 1]],
             block_table=step.block_tables[block_starts[i] : block_starts[i + 1]],
         )
         for i in np.flatnonzero(step.ranks == rank)
     ]
+
+
+@dataclass(frozen=True)
+class PlannedChunk:
+    """What every rank knows of a chunk that is planned, whatever its home rank."""
+
+    seq_id: int
+    source: int
+    num_tokens: int
+    fragment_ids: tuple[int, ...]
+
+
+def planned_chunks_of_step(step: StepDescriptor) -> list[PlannedChunk]:
+    """Those of all ranks, of a checked step, in its order: by source."""
+    starts = _starts(step.fragment_lens)
+    return [
+        PlannedChunk(
+            seq_id=int(step.seq_ids[i]),
+            source=int(step.ranks[i]),
+            num_tokens=int(step.num_tokens[i]),
+            fragment_ids=tuple(step.fragment_ids[starts[i] : starts[i + 1]].tolist()),
+        )
+        for i in np.flatnonzero(step.fragment_lens)
+    ]
+
+
+def has_dynamic_chunks(step: StepDescriptor) -> bool:
+    """Some chunk, on whatever rank, is dispatched without a plan."""
+    return bool((step.fragment_lens == 0).any())
 
 
 @dataclass(frozen=True)
@@ -114,10 +154,17 @@ class InputsBuilder:
     device: torch.device
 
     def build(
-        self, gate_chunks: Sequence[Chunk], replay_chunks: Sequence[Chunk], replayed: ExpertRoutes
+        self,
+        gate_chunks: Sequence[Chunk],
+        replay_chunks: Sequence[Chunk],
+        replayed: ExpertRoutes,
+        planned_chunks: Sequence[Chunk] = (),
     ) -> StepInputs:
-        """Chunks of the gate first, then those that replay; `replayed` holds the latter's routes, [T', L, K]."""
-        chunks = [*gate_chunks, *replay_chunks]
+        """Chunks of the gate first, then those that replay negotiated, then the planned ones.
+
+        replayed: routes of the second kind, [T', L, K].
+        """
+        chunks = [*gate_chunks, *replay_chunks, *planned_chunks]
         positions = _joined([np.arange(c.first_position, c.end_position) for c in chunks])
         slots = _joined([self._slots(chunk) for chunk in chunks])
         cu_seqlens_q = np.concatenate(([0], np.cumsum([c.num_tokens for c in chunks]))).astype(
@@ -181,8 +228,14 @@ def _check_columns(step: StepDescriptor) -> None:
         "route_ids": step.route_ids,
         "samples": step.samples,
         "block_table_lens": step.block_table_lens,
+        "fragment_lens": step.fragment_lens,
     }
-    flat = {"input_ids": step.input_ids, "block_tables": step.block_tables}
+    flat = {
+        "input_ids": step.input_ids,
+        "block_tables": step.block_tables,
+        "fragment_ids": step.fragment_ids,
+        "evicted_fragment_ids": step.evicted_fragment_ids,
+    }
     for name, column in (per_chunk | flat).items():
         if column.dtype != np.int32 or column.ndim != 1:
             raise StepRefusedError(
@@ -199,12 +252,36 @@ def _check_sums(step: StepDescriptor) -> None:
     for name, lengths, column in (
         ("input_ids", step.num_tokens, step.input_ids),
         ("block_tables", step.block_table_lens, step.block_tables),
+        ("fragment_ids", step.fragment_lens, step.fragment_ids),
     ):
         total = int(lengths.sum(dtype=np.int64))
         if total != len(column):
             raise StepRefusedError(
                 f"step {step.step_id}: {name} has {len(column)} entries, its chunks say {total}"
             )
+
+
+def _check_order(step: StepDescriptor) -> None:
+    if (np.diff(step.ranks) < 0).any():
+        raise StepRefusedError(
+            f"step {step.step_id}: ranks are {step.ranks.tolist()}, chunks stand in order of rank"
+        )
+
+
+def _check_fragments(step: StepDescriptor) -> None:
+    """A chunk has one kind, and what is named is not evicted."""
+    both = (step.fragment_lens > 0) & (step.route_ids >= 0)
+    if both.any():
+        chunk = int(np.argmax(both))
+        raise StepRefusedError(
+            f"step {step.step_id}: seq {step.seq_ids[chunk]} names {step.fragment_lens[chunk]} plan "
+            f"fragments and route {step.route_ids[chunk]}, a chunk has one of them"
+        )
+    evicted = np.intersect1d(step.fragment_ids, step.evicted_fragment_ids)
+    if len(evicted):
+        raise StepRefusedError(
+            f"step {step.step_id} names and evicts plan fragments {evicted.tolist()}"
+        )
 
 
 def _check_range(

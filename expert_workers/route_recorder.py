@@ -31,7 +31,8 @@ class StepRoutes:
         self._poisoned = torch.zeros(inputs.num_tokens, dtype=torch.bool, device=inputs.device)
 
     def topk(self, moe_layer: int, x: Tensor, gate: Gate) -> tuple[Tensor, Tensor]:
-        """Ids [T, K] int64 ascending within a token and weights [T, K] float32 for x [T, H] of one layer.
+        """Ids [T, K] int64 ascending within a token and weights [T, K] float32 for x [T, H] of one layer, without the
+        planned tokens.
 
         The gate computes nothing for replayed rows; without rows of its own it is not called.
         """

@@ -8,7 +8,8 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class StepInputs:
-    """T tokens of C chunks on this rank, flattened. Chunks whose routes the gate chooses come first.
+    """T tokens of C chunks on this rank, flattened: chunks whose routes the gate chooses, then those that replay
+    through a negotiated dispatch, then the planned ones.
 
     T may be 0: the rank still takes part in every exchange.
 
@@ -18,9 +19,9 @@ class StepInputs:
     cu_seqlens_q:     [C + 1] Python ints, chunk c owns tokens [cu_seqlens_q[c], cu_seqlens_q[c + 1])
     seq_lens:         [C] Python ints, tokens of the sequence whose KV exists once this step's are written
     block_tables:     [C] tensors [num_blocks] int64, the sequence's blocks from position 0
-    num_gate_tokens:  tokens [0, num_gate_tokens) go through the gate, the rest replay
-    replay_topk_ids:     [T − num_gate_tokens, L, K] int64, logical expert ids sorted within a token
-    replay_topk_weights: [T − num_gate_tokens, L, K] float32
+    num_gate_tokens:  G; tokens [0, G) go through the gate
+    replay_topk_ids:     [N, L, K] int64 of tokens [G, G + N), logical expert ids sorted within a token
+    replay_topk_weights: [N, L, K] float32; tokens from G + N on are planned and need neither
     last_token_indices:  [S] int64, rows of the tokens whose next token is sampled, in chunk order
     """
 

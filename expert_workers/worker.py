@@ -10,6 +10,7 @@ import torch
 
 from cluster.messages import (
     CellIdentity,
+    PlanPart,
     RouteChunk,
     RouteFrame,
     SequenceStart,
@@ -18,10 +19,9 @@ from cluster.messages import (
     StepTimings,
 )
 from cluster.model_spec import ModelSpec
-from cluster.placement import ExpertPlacement
 from cluster.routes import ExpertRoutes
-from expert_workers.dispatch.base import Dispatcher
 from expert_workers.dispatch.load import LoadCountingDispatcher
+from expert_workers.dispatch.planned import PlannedStep
 from expert_workers.ep_group import EpGroup
 from expert_workers.inputs_from_step import (
     Chunk,
@@ -30,9 +30,12 @@ from expert_workers.inputs_from_step import (
     StepRefusedError,
     check_step,
     chunks_of_rank,
+    has_dynamic_chunks,
+    planned_chunks_of_step,
 )
 from expert_workers.kv_pool import KVPool
 from expert_workers.model.transformer import Transformer
+from expert_workers.plan_cache import PlanCache
 from expert_workers.route_recorder import StepRoutes
 from expert_workers.sampler import DrawnTokens, RowSampling, sample
 from expert_workers.stopwatch import Stopwatch
@@ -55,7 +58,9 @@ class _StepWork:
 
     gate_chunks: list[Chunk]
     replay_chunks: list[Chunk]
+    planned_chunks: list[Chunk]
     replayed: ExpertRoutes
+    planned: PlannedStep | None
     sampled: list[Chunk]
     rows: list[RowSampling]
 
@@ -68,11 +73,11 @@ class ExpertWorker:
         *,
         rank: int,
         spec: ModelSpec,
-        placement: ExpertPlacement,
         identity: CellIdentity,
         transformer: Transformer,
         kv_pool: KVPool,
-        dispatcher: Dispatcher,
+        dispatcher: LoadCountingDispatcher,
+        plans: PlanCache,
         group: EpGroup | None,
     ) -> None:
         self.rank = rank
@@ -80,7 +85,8 @@ class ExpertWorker:
         self.kv_pool = kv_pool
         self._spec = spec
         self._transformer = transformer
-        self._dispatcher = LoadCountingDispatcher(dispatcher, placement.num_physical_per_rank)
+        self._dispatcher = dispatcher
+        self._plans = plans
         self._group = group
         self._stopwatch = Stopwatch()
         self._inputs = InputsBuilder(kv_pool.block_size, spec.route_shape, kv_pool.rows.device)
@@ -108,6 +114,10 @@ class ExpertWorker:
         """Kept until a later step than its own is executed."""
         self._route_chunks[chunk.route_id] = chunk
 
+    def add_plan_part(self, part: PlanPart) -> None:
+        """Kept until a step evicts it. Raises StepRefusedError for one that does not fit this rank."""
+        self._plans.add(part)
+
     @torch.inference_mode()
     def execute(self, step: StepDescriptor) -> StepOutcome:
         """Runs this rank's share; with no chunks it only serves its experts.
@@ -117,10 +127,12 @@ class ExpertWorker:
         started = time.perf_counter()
         self._stopwatch.reset()
         work = self._prepare(step)
-        inputs = self._inputs.build(work.gate_chunks, work.replay_chunks, work.replayed)
+        inputs = self._inputs.build(
+            work.gate_chunks, work.replay_chunks, work.replayed, work.planned_chunks
+        )
         step_routes = StepRoutes(inputs, self._spec.route_shape, self._stopwatch)
         logits = self._transformer.forward(
-            inputs, self.kv_pool, step_routes, self._dispatcher, self._stopwatch
+            inputs, self.kv_pool, step_routes, self._dispatcher, self._stopwatch, work.planned
         )
         drawn = sample(logits, work.rows)
         forward_seconds = time.perf_counter() - started
@@ -143,12 +155,20 @@ class ExpertWorker:
             if chunk.step_id >= step.step_id
         }
         chunks = chunks_of_rank(step, self.rank)
-        gate_chunks = [c for c in chunks if c.route_id is None]
-        replay_chunks = [c for c in chunks if c.route_id is not None]
-        sampled = [c for c in (*gate_chunks, *replay_chunks) if c.samples]
+        planned_chunks = [c for c in chunks if c.fragment_ids]
+        replay_chunks = [c for c in chunks if not c.fragment_ids and c.route_id is not None]
+        gate_chunks = [c for c in chunks if not c.fragment_ids and c.route_id is None]
+        sampled = [c for c in (*gate_chunks, *replay_chunks, *planned_chunks) if c.samples]
+        self._plans.evict(step.evicted_fragment_ids.tolist())
         return _StepWork(
             gate_chunks=gate_chunks,
             replay_chunks=replay_chunks,
+            planned_chunks=planned_chunks,
+            planned=self._plans.plan_step(
+                step.step_id,
+                planned_chunks_of_step(step),
+                has_dynamic=has_dynamic_chunks(step),
+            ),
             replayed=ExpertRoutes.concatenate(
                 [self._routes_of(step, chunk) for chunk in replay_chunks], self._spec.route_shape
             ),
@@ -218,7 +238,7 @@ class ExpertWorker:
             token_ids=[token_id for _, _, token_id in answers],
             poisoned_seq_ids=poisoned,
             gate_tokens=sum(c.num_tokens for c in work.gate_chunks),
-            expert_load=self._dispatcher.take_load(),
+            expert_load=self._expert_load(work.planned),
             timings=StepTimings(
                 forward=forward_seconds,
                 attention=self._stopwatch.seconds("attention"),
@@ -228,6 +248,13 @@ class ExpertWorker:
                 combine=self._stopwatch.seconds("combine"),
             ),
         )
+
+    def _expert_load(self, planned: PlannedStep | None) -> npt.NDArray[np.int32]:
+        """[MoE layers, local experts] rows that went through them, planned or not."""
+        dynamic = self._dispatcher.take_load()
+        if planned is None:
+            return dynamic
+        return planned.expert_load + dynamic if len(dynamic) else planned.expert_load
 
     def _route_frame(
         self, step: StepDescriptor, work: _StepWork, step_routes: StepRoutes

@@ -7,20 +7,23 @@ import torch
 from torch._C._distributed_c10d import Store
 
 from cluster.messages import CellIdentity
-from cluster.model_spec import ComputeDtype, read_model_spec
+from cluster.model_spec import ComputeDtype, ModelSpec, read_model_spec
 from cluster.namespace import model_fingerprint
 from cluster.placement import ExpertPlacement
 from cluster.types import DispatchMode, ExchangeKind
 from expert_workers.device import torch_dtype
 from expert_workers.dispatch.base import Dispatcher
+from expert_workers.dispatch.load import LoadCountingDispatcher
 from expert_workers.dispatch.local import LocalDispatcher
 from expert_workers.dispatch.negotiated import NegotiatedDispatcher
 from expert_workers.ep_group import EpGroup, GroupOptions, connect_store, join_group
+from expert_workers.exchange.base import Exchange
 from expert_workers.exchange.torch_group import TorchGroupExchange
 from expert_workers.kv_pool import KVPool
-from expert_workers.model.numerics import DeterministicNumerics, FastNumerics
+from expert_workers.model.numerics import DeterministicNumerics, FastNumerics, Numerics
 from expert_workers.model.transformer import Transformer
 from expert_workers.model.weights import LoadProgress, WeightTarget, load_weights
+from expert_workers.plan_cache import PlanCache, PlanShape
 from expert_workers.worker import ExpertWorker
 
 
@@ -88,15 +91,37 @@ def build_expert_worker(
         device=options.device,
     )
     group = None if options.dispatch == "local" else _join(options, store)
+    exchange = None if group is None else TorchGroupExchange(group.process_group)
     return ExpertWorker(
         rank=options.rank,
         spec=spec,
-        placement=placement,
         identity=rank_identity(options, placement),
         transformer=transformer,
         kv_pool=kv_pool,
-        dispatcher=_dispatcher(placement, group, options.device),
+        dispatcher=LoadCountingDispatcher(
+            _dispatcher(placement, exchange, options.device), placement.num_physical_per_rank
+        ),
+        plans=PlanCache(
+            plan_shape(options, spec=spec, placement=placement, numerics=numerics),
+            exchange,
+        ),
         group=group,
+    )
+
+
+def plan_shape(
+    options: WorkerOptions, *, spec: ModelSpec, placement: ExpertPlacement, numerics: Numerics
+) -> PlanShape:
+    """What this rank's plan parts must look like."""
+    return PlanShape(
+        rank=options.rank,
+        ep_size=placement.ep_size,
+        placement_epoch=placement.epoch,
+        num_layers=spec.num_moe_layers,
+        num_experts=placement.num_physical_per_rank,
+        num_experts_per_tok=spec.gate.num_experts_per_tok,
+        min_group_rows=numerics.min_group_rows,
+        device=options.device,
     )
 
 
@@ -120,8 +145,8 @@ def _join(options: WorkerOptions, store: Store | None) -> EpGroup:
 
 
 def _dispatcher(
-    placement: ExpertPlacement, group: EpGroup | None, device: torch.device
+    placement: ExpertPlacement, exchange: Exchange | None, device: torch.device
 ) -> Dispatcher:
-    if group is None:
+    if exchange is None:
         return LocalDispatcher(placement, device)
-    return NegotiatedDispatcher(placement, TorchGroupExchange(group.process_group), device)
+    return NegotiatedDispatcher(placement, exchange, device)

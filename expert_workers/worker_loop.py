@@ -1,9 +1,12 @@
 """An expert worker behind its sockets: messages in order, answers back, one word before it ends in failure."""
 
 import os
+import secrets
 
 from cluster.channel import DealerSocket, PushSocket
 from cluster.messages import (
+    PlanPart,
+    PlansHeld,
     RouteChunk,
     SequenceEnd,
     SequenceStart,
@@ -54,9 +57,12 @@ class _WorkerLoop:
         self._routes = routes
         self._decoder: Decoder[ToWorker] = Decoder(ToWorker)
         self._step_id = NO_STEP
+        self._incarnation = secrets.token_hex(8)
 
     def run(self) -> None:
-        self._engine.send(encode(WorkerReady(self._rank, os.getpid(), self._worker.identity)))
+        self._engine.send(
+            encode(WorkerReady(self._rank, os.getpid(), self._worker.identity, self._incarnation))
+        )
         while True:
             # Without a deadline: an idle cell costs nothing, and whoever started this process ends it.
             frame = self._engine.receive(None)
@@ -80,6 +86,10 @@ class _WorkerLoop:
                 self._worker.end_sequences(message.seq_ids)
             case RouteChunk():
                 self._worker.add_route_chunk(message)
+            case PlanPart():
+                self._worker.add_plan_part(message)
+                held = PlansHeld(self._rank, self._incarnation, [message.fragment_id])
+                self._engine.send(encode(held))
             case StepDescriptor():
                 self._execute(message)
             case WorkerStop():

@@ -1,11 +1,12 @@
 """Which waiting request starts where, and which waits for a prefix that somebody computes. Changes no request."""
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from cluster.prefix_match import PrefixMatch
 from cluster.types import Rank
-from router_service.clients import PrefixStore
+from router_service.features import Features
 from router_service.in_flight import InFlight
 from router_service.rank_selection import SEQUENCE_COST, RankCandidate, select_home_rank
 from router_service.request import Request
@@ -32,13 +33,15 @@ class Admission:
     def __init__(
         self,
         limits: SchedulerLimits,
-        store: PrefixStore,
+        features: Features,
+        match: Callable[[Request], PrefixMatch],
         running: list[Request],
         in_flight: InFlight,
         window: list[Request],
     ) -> None:
         self._limits = limits
-        self._store = store
+        self._features = features
+        self._match = match
         self._in_flight = in_flight
         self._closed: set[Rank] = set()
         self._load = [0.0] * limits.num_ranks
@@ -46,7 +49,7 @@ class Admission:
         self._has_started = False
         for request in running:
             self.started(request, index=False)
-        self._matches = {r: store.match(r.namespace, r.token_ids) for r in window}
+        self._matches = {r: match(r) for r in window}
         self._sharers = Counter(
             key for r in window if (key := self._last_routed_key(r)) is not None
         )
@@ -67,12 +70,12 @@ class Admission:
     def _current_match(self, request: Request) -> PrefixMatch:
         """Blocks taken for an earlier request of this pass may have evicted KV that was matched before."""
         if self._has_started:
-            self._matches[request] = self._store.match(request.namespace, request.token_ids)
+            self._matches[request] = self._match(request)
         return self._matches[request]
 
     def _num_store_routes(self, request: Request) -> int:
         """Tokens that take their routes from the store; a preempted request replays its own and only those."""
-        if request.num_recorded_tokens or not self._limits.route_replay:
+        if request.num_recorded_tokens or not self._features.route_replay:
             return 0
         return self._matches[request].num_route_tokens
 
@@ -136,7 +139,7 @@ class Admission:
 
         No reason to wait when they would not be replayed: with replay off, or with routes of its own.
         """
-        if request.num_recorded_tokens or not self._limits.route_replay:
+        if request.num_recorded_tokens or not self._features.route_replay:
             return False
         keys = request.prompt_block_keys
         block = match.num_route_tokens // self._limits.block_size

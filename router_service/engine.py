@@ -23,11 +23,16 @@ from cluster.prefix_match import Eviction
 from cluster.routes import ExpertRoutes, RouteShape
 from cluster.types import DispatchMode, EvictTarget, FinishReason, Namespace, Rank, SeqId, StepId
 from router_service.clients import PrefixStore, Workers
+from router_service.features import Features
+from router_service.plans import Plans
 from router_service.publisher import Publisher
 from router_service.request import Request
 from router_service.scheduler import Schedule, Scheduler
 from router_service.step_builder import build_route_chunk, build_step
 from router_service.step_observer import StepObserver, StepTimeline
+
+PLAN_POLL_SECONDS = 0.02
+"""With nothing to do but wait for a plan, clients are served at least so often."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,18 @@ class EngineLimits:
 
 
 @dataclass(frozen=True)
+class EngineParts:
+    """The collaborators that the loop calls."""
+
+    scheduler: Scheduler
+    store: PrefixStore
+    workers: Workers
+    plans: Plans
+    features: Features
+    observer: StepObserver
+
+
+@dataclass(frozen=True)
 class ClientDelta:
     """One delta and the HTTP server that it goes to."""
 
@@ -58,24 +75,22 @@ class Engine:
     def __init__(
         self,
         limits: EngineLimits,
+        parts: EngineParts,
         *,
-        scheduler: Scheduler,
-        store: PrefixStore,
-        workers: Workers,
-        observer: StepObserver,
         namespace_of: Callable[[str | None], Namespace],
         draw_seed: Callable[[], int],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._limits = limits
-        self._scheduler = scheduler
-        self._store = store
-        self._workers = workers
+        self._scheduler = parts.scheduler
+        self._store = parts.store
+        self._workers = parts.workers
         self._namespace_of = namespace_of
         self._draw_seed = draw_seed
         self._clock = clock
-        self._publisher = Publisher(store, limits.block_size, observer)
-        self._observer = observer
+        self._plans = parts.plans
+        self._observer = parts.observer
+        self._publisher = Publisher(parts.store, limits.block_size, parts.features, parts.observer)
         self._requests: dict[tuple[bytes, str], Request] = {}
         self._by_seq_id: dict[SeqId, Request] = {}
         self._finishing: list[Request] = []
@@ -202,9 +217,10 @@ class Engine:
         """
         started = self._clock()
         self._collect_frames()
+        self._plans.pump()
         schedule = self._schedule()
         if not schedule.chunks:
-            self._wait_for_frames()
+            self._wait(schedule)
             return
         scheduled = self._clock()
         descriptor = self._build(schedule)
@@ -243,7 +259,7 @@ class Engine:
         route_ids = []
         for chunk in schedule.chunks:
             route_id = -1
-            if chunk.replays:
+            if chunk.replays and not chunk.fragment_ids:
                 route_id = self._next_route_id
                 self._next_route_id += 1
                 assert chunk.request.home_rank is not None
@@ -257,6 +273,7 @@ class Engine:
             route_ids,
             placement_epoch=self._limits.placement_epoch,
             dispatch=self._limits.dispatch,
+            evicted_fragment_ids=self._plans.take_evicted(),
         )
 
     def _update(self, schedule: Schedule, results: list[StepResult]) -> None:
@@ -312,6 +329,12 @@ class Engine:
         for frame in self._workers.route_frames(0.0):
             self._take_frame(frame)
         self._complete_finished()
+
+    def _wait(self, schedule: Schedule) -> None:
+        if schedule.awaits_plans:
+            self._plans.wait(PLAN_POLL_SECONDS)
+        else:
+            self._wait_for_frames()
 
     def _wait_for_frames(self) -> None:
         """Nothing can be scheduled until routes arrive that are on their way."""

@@ -40,7 +40,10 @@ from cluster.routes import RouteShape
 from cluster.types import Namespace
 from cluster.wire import Decoder, encode
 from router_service.clients import PrefixStore
-from router_service.engine import Engine, EngineLimits
+from router_service.engine import Engine, EngineLimits, EngineParts
+from router_service.features import Features
+from router_service.plan_book import PlanBook, PlanCompiler
+from router_service.plan_limits import plan_limits, plans_by_default
 from router_service.scheduler import Scheduler
 from router_service.scheduler_limits import SchedulerLimits
 from router_service.step_clock import StepClock
@@ -72,12 +75,14 @@ class EngineService:
         vocab_size: int,
         route_shape: RouteShape,
         store: PrefixStore,
+        compiler: PlanCompiler,
         namespace_of: Callable[[str | None], Namespace],
         host: str,
     ) -> None:
         self._identity = identity
         self._config = config
         self._store = store
+        self._compiler = compiler
         self._metrics = Metrics(CollectorRegistry())
         self._client_socket = RouterSocket()
         self._worker_socket = RouterSocket()
@@ -111,7 +116,18 @@ class EngineService:
             config.scheduler,
             num_ranks=identity.ep_size,
             block_size=identity.block_size,
+        )
+        observer = StepMetrics(self._metrics, identity.dispatch)
+        features = Features(
             route_replay=config.store.route_replay,
+            planned_dispatch=plans_by_default(config.cell.dispatch, identity.ep_size),
+        )
+        plans = PlanBook(
+            plan_limits(config, identity),
+            features=features,
+            compiler=self._compiler,
+            channel=self._workers,
+            observer=observer,
         )
         return Engine(
             EngineLimits(
@@ -124,10 +140,14 @@ class EngineService:
                 placement_epoch=identity.placement_epoch,
                 frame_timeout_seconds=config.cell.step_timeout_floor_seconds,
             ),
-            scheduler=Scheduler(limits, self._store),
-            store=self._store,
-            workers=self._workers,
-            observer=StepMetrics(self._metrics, identity.dispatch),
+            EngineParts(
+                scheduler=Scheduler(limits, self._store, features, plans),
+                store=self._store,
+                workers=self._workers,
+                plans=plans,
+                features=features,
+                observer=observer,
+            ),
             namespace_of=namespace_of,
             draw_seed=lambda: secrets.randbits(63),
         )

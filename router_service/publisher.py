@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from cluster.routes import ExpertRoutes
 from cluster.types import Rank, StepId
 from router_service.clients import PrefixStore
+from router_service.features import Features
 from router_service.request import Request
 from router_service.scheduler import ScheduledChunk
 from router_service.step_observer import StepObserver
@@ -18,9 +19,12 @@ from router_service.step_observer import StepObserver
 class Publisher:
     """Told of every committed step by `expect`, of every arrived frame by `record`."""
 
-    def __init__(self, store: PrefixStore, block_size: int, observer: StepObserver) -> None:
+    def __init__(
+        self, store: PrefixStore, block_size: int, features: Features, observer: StepObserver
+    ) -> None:
         self._store = store
         self._block_size = block_size
+        self._features = features
         self._observer = observer
         self._expected: dict[tuple[StepId, Rank], deque[Request]] = {}
 
@@ -52,7 +56,7 @@ class Publisher:
         """Offers the full blocks that are complete now. What was refused for want of room in the route budget is
         offered again with the next block, not with every token."""
         first, end = request.num_published_blocks, request.num_publishable_blocks
-        if not request.publishing or request.lease is None:
+        if not request.publishing or request.lease is None or not self._features.prefix_store:
             return
         if end <= max(first, request.num_offered_blocks):
             return

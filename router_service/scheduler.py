@@ -9,11 +9,13 @@ from collections import Counter, deque
 from dataclasses import dataclass
 from itertools import chain, islice
 
-from cluster.prefix_match import Lease
-from cluster.types import Rank
+from cluster.prefix_match import Lease, PrefixMatch
+from cluster.types import DispatchMode, Rank
 from router_service.admission import Admission, HomeChoice
 from router_service.clients import PrefixStore
+from router_service.features import Features
 from router_service.in_flight import InFlight
+from router_service.plans import PlannedRun, Plans
 from router_service.request import Request
 from router_service.scheduler_limits import SchedulerLimits
 
@@ -29,6 +31,10 @@ class ScheduledChunk:
     first_position: int
     num_tokens: int
     replays: bool
+    fragment_ids: tuple[int, ...] = ()
+    """Plan fragments that cover the tokens; none: it is dispatched without a plan."""
+    unplanned_reason: str = ""
+    """Why a chunk that replays has no plan."""
 
     @property
     def samples(self) -> bool:
@@ -42,14 +48,28 @@ class Schedule:
     chunks: list[ScheduledChunk]
     admitted: list[Request]
     preempted: list[tuple[Rank, Request]]
+    awaits_plans: bool
+    """Some request was left out because its plan is about to arrive."""
+
+    def dispatch_label(self, unplanned: DispatchMode) -> str:
+        """How the step's tokens travel: all planned, none, or both ways."""
+        num_planned = sum(bool(chunk.fragment_ids) for chunk in self.chunks)
+        if not num_planned:
+            return unplanned
+        return "planned" if num_planned == len(self.chunks) else "mixed"
 
 
 class Scheduler:
     """Decides; the store gives and takes blocks and leases. Called between steps only."""
 
-    def __init__(self, limits: SchedulerLimits, store: PrefixStore) -> None:
+    def __init__(
+        self, limits: SchedulerLimits, store: PrefixStore, features: Features, plans: Plans
+    ) -> None:
         self._limits = limits
         self._store = store
+        self._features = features
+        self._plans = plans
+        self._awaits_plans = False
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         """In order of arrival."""
@@ -82,6 +102,7 @@ class Scheduler:
         self.retired.append(request)
 
     def _give_back(self, request: Request) -> None:
+        self._plans.release(request)
         if request.home_rank is not None and request.private_blocks:
             self._store.free(request.home_rank, sorted(request.private_blocks))
         request.clear_blocks()
@@ -96,12 +117,13 @@ class Scheduler:
         `num_computed_tokens` moves only when the step commits."""
         budgets = [self._limits.max_num_batched_tokens] * self._limits.num_ranks
         preempted: list[tuple[Rank, Request]] = []
+        self._awaits_plans = False
         chunks = self._schedule_running(budgets, preempted)
         admitted: list[Request] = []
         if not preempted or not chunks:  # when all were preempted, the oldest begins again
             self._admit(budgets, chunks, admitted)
         chunks.sort(key=lambda chunk: chunk.request.home_rank or 0)
-        return Schedule(chunks, admitted, preempted)
+        return Schedule(chunks, admitted, preempted, self._awaits_plans)
 
     def _schedule_running(
         self, budgets: list[int], preempted: list[tuple[Rank, Request]]
@@ -111,21 +133,35 @@ class Scheduler:
             if request.home_rank is None or request not in self.running:
                 continue  # preempted for an older one
             rank = request.home_rank
-            num_tokens = min(self._next_chunk_length(request), budgets[rank])
-            if num_tokens == 0 or not self._make_room(request, num_tokens, preempted):
+            chunk = self._next_chunk(request, budgets[rank])
+            if chunk is None or not self._make_room(request, chunk.num_tokens, preempted):
                 continue
-            budgets[rank] -= num_tokens
-            chunks[request] = self._chunk(request, num_tokens)
+            budgets[rank] -= chunk.num_tokens
+            chunks[request] = chunk
         return list(chunks.values())
 
-    def _next_chunk_length(self, request: Request) -> int:
-        """Up to the end of the routed part, or to the last known token: never across the border."""
-        routed = request.num_recorded_tokens - request.num_computed_tokens
-        return routed if routed > 0 else request.num_uncomputed_tokens
-
-    def _chunk(self, request: Request, num_tokens: int) -> ScheduledChunk:
+    def _next_chunk(self, request: Request, budget: int) -> ScheduledChunk | None:
+        """Up to the end of the routed part, or to the last known token: never across the border. None when the budget
+        is spent or the request waits for its plan."""
         first = request.num_computed_tokens
-        return ScheduledChunk(request, first, num_tokens, first < request.num_recorded_tokens)
+        routed = request.num_recorded_tokens - first
+        if routed <= 0:
+            self._plans.release(request)
+            num_tokens = min(request.num_uncomputed_tokens, budget)
+            return ScheduledChunk(request, first, num_tokens, replays=False) if num_tokens else None
+        limit = min(routed, budget)
+        return self._replay_chunk(request, limit) if limit else None
+
+    def _replay_chunk(self, request: Request, limit: int) -> ScheduledChunk | None:
+        first = request.num_computed_tokens
+        run = self._plans.cover(request, limit)
+        if isinstance(run, PlannedRun):
+            return ScheduledChunk(request, first, run.num_tokens, True, run.fragment_ids)
+        if run.wait:
+            self._awaits_plans = True
+            return None
+        num_tokens = min(limit, run.max_num_tokens or limit)
+        return ScheduledChunk(request, first, num_tokens, True, unplanned_reason=run.reason)
 
     def _make_room(
         self, request: Request, num_tokens: int, preempted: list[tuple[Rank, Request]]
@@ -166,10 +202,13 @@ class Scheduler:
         head = next((r for r in window if not r.num_pending_frames), None)
         if head is None:
             return
-        in_flight = InFlight(chain(self.running, self.retired), self._limits.block_size)
+        offering = chain(self.running, self.retired) if self._features.prefix_store else ()
+        in_flight = InFlight(offering, self._limits.block_size)
         if self._is_blocked(head, in_flight):
             return
-        admission = Admission(self._limits, self._store, self.running, in_flight, window)
+        admission = Admission(
+            self._limits, self._features, self._match, self.running, in_flight, window
+        )
         for request in window:
             if request.num_pending_frames:
                 continue  # its own routes are still on their way; it replays them
@@ -181,21 +220,25 @@ class Scheduler:
                 break  # every rank is full
             if candidate.waits:
                 continue
-            self._allocate_first_chunk(request, candidate.rank, budgets[candidate.rank])
             admitted.append(request)
             admission.started(request)
-            chunk = self._chunk(
-                request, min(self._next_chunk_length(request), budgets[candidate.rank])
-            )
-            if chunk.num_tokens:
+            self._plans.want(request)
+            chunk = self._next_chunk(request, budgets[candidate.rank])
+            if chunk is not None:
+                self._allocate_first_chunk(request, chunk.num_tokens)
                 budgets[candidate.rank] -= chunk.num_tokens
                 chunks.append(chunk)
+
+    def _match(self, request: Request) -> PrefixMatch:
+        if self._features.prefix_store:
+            return self._store.match(request.namespace, request.token_ids)
+        return PrefixMatch(request.namespace, 0, (0,) * self._limits.num_ranks)
 
     def _is_blocked(self, head: Request, in_flight: InFlight) -> bool:
         """No rank with a place has the blocks for the first in line, and it waits for nobody's prefix: then nobody
         starts. Spares the matches of all others, step for step, while a cell is short of blocks."""
         size = self._limits.block_size
-        match = self._store.match(head.namespace, head.token_ids)
+        match = self._match(head)
         num_kv = [min(n, (head.num_tokens - 1) // size * size) // size for n in match.num_kv_tokens]
         keys = head.prompt_block_keys
         for block in {*num_kv, match.num_route_tokens // size}:
@@ -250,10 +293,10 @@ class Scheduler:
         num_kv = num_same * self._limits.block_size
         return self._store.acquire(namespace, token_ids, num_kv), num_kv
 
-    def _allocate_first_chunk(self, request: Request, rank: Rank, budget: int) -> None:
-        num_tokens = min(self._next_chunk_length(request), budget)
+    def _allocate_first_chunk(self, request: Request, num_tokens: int) -> None:
+        assert request.home_rank is not None
         missing = request.num_missing_blocks(request.num_computed_tokens + num_tokens)
-        block_ids = self._store.allocate(rank, missing) if missing else []
+        block_ids = self._store.allocate(request.home_rank, missing) if missing else []
         assert block_ids is not None, "num_allocatable promised more"
         request.add_blocks(block_ids, private=True)
 

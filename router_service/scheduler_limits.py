@@ -12,11 +12,10 @@ class SchedulerLimits:
     max_num_batched_tokens: int
     max_num_seqs: int
     max_num_waiting: int
-    route_replay: bool
 
     @staticmethod
     def from_config(
-        section: SchedulerSection, *, num_ranks: int, block_size: int, route_replay: bool
+        section: SchedulerSection, *, num_ranks: int, block_size: int
     ) -> "SchedulerLimits":
         return SchedulerLimits(
             num_ranks,
@@ -24,5 +23,4 @@ class SchedulerLimits:
             section.max_num_batched_tokens,
             section.max_num_seqs,
             section.max_num_waiting,
-            route_replay,
         )

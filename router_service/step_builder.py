@@ -27,6 +27,7 @@ def build_step(
     *,
     placement_epoch: int,
     dispatch: DispatchMode,
+    evicted_fragment_ids: Sequence[int] = (),
 ) -> StepDescriptor:
     """Columns in the order of `chunks`, which are sorted by home rank. route_ids: −1 where the gate chooses."""
     ends = [chunk.first_position + chunk.num_tokens for chunk in chunks]
@@ -48,6 +49,9 @@ def build_step(
         ),
         block_table_lens=_column([chunk.request.num_blocks for chunk in chunks]),
         block_tables=_join([chunk.request.block_table for chunk in chunks]),
+        fragment_lens=_column([len(chunk.fragment_ids) for chunk in chunks]),
+        fragment_ids=_column([f for chunk in chunks for f in chunk.fragment_ids]),
+        evicted_fragment_ids=_column(list(evicted_fragment_ids)),
     )
 
 

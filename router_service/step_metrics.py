@@ -7,7 +7,7 @@ from cluster.messages import StepResult
 from cluster.metrics import Metrics
 from cluster.types import DispatchMode, FinishReason
 from router_service.request import Request
-from router_service.scheduler import Schedule
+from router_service.scheduler import Schedule, ScheduledChunk
 from router_service.step_observer import StepTimeline
 
 
@@ -26,7 +26,7 @@ class StepMetrics:
     def committed(
         self, schedule: Schedule, results: Sequence[StepResult], timeline: StepTimeline
     ) -> None:
-        metrics, label = self._metrics, self._dispatch
+        metrics, label = self._metrics, schedule.dispatch_label(self._dispatch)
         timings = [result.timings for result in results]
         metrics.steps.labels(label).inc()
         metrics.step_seconds.labels(label).observe(timeline.total)
@@ -49,12 +49,20 @@ class StepMetrics:
             assert chunk.request.home_rank is not None
             source = "replayed" if chunk.replays else "computed"
             counts[chunk.request.home_rank, source] += chunk.num_tokens
+            if chunk.replays:
+                self._replayed(chunk)
         for request in schedule.admitted:
             assert request.home_rank is not None
             if not request.counted:
                 counts[request.home_rank, "cached"] += request.cached_tokens
         for (rank, source), num_tokens in counts.items():
             self._metrics.rank_tokens.labels(rank, source).inc(num_tokens)
+
+    def _replayed(self, chunk: ScheduledChunk) -> None:
+        way = "planned" if chunk.fragment_ids else "negotiated"
+        self._metrics.replayed_tokens.labels(way).inc(chunk.num_tokens)
+        if chunk.unplanned_reason:
+            self._metrics.replay_fallbacks.labels(chunk.unplanned_reason).inc(chunk.num_tokens)
 
     def _first_admission(self, request: Request) -> None:
         if request.counted:
@@ -80,6 +88,10 @@ class StepMetrics:
 
     def conflicted(self, request: Request, num_blocks: int) -> None:
         self._metrics.route_conflicts.inc(num_blocks)
+
+    def planned_fragment(self, *, hit: bool) -> None:
+        counter = self._metrics.plan_fragment_hits if hit else self._metrics.plan_fragment_misses
+        counter.inc()
 
     def finished(self, request: Request, reason: FinishReason, now: float) -> None:
         self._metrics.requests_finished.labels(reason).inc()

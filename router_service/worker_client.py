@@ -10,6 +10,8 @@ from cluster.channel import PullSocket, RouterSocket
 from cluster.errors import CellError, DeadlineError, RankLostError
 from cluster.messages import (
     CellIdentity,
+    PlanPart,
+    PlansHeld,
     RouteChunk,
     RouteFrame,
     SequenceEnd,
@@ -59,6 +61,8 @@ class WorkerClient:
         self._decoder: Decoder[ToEngineFromWorker] = Decoder(ToEngineFromWorker)
         self._route_decoder: Decoder[RouteFrame] = Decoder(RouteFrame)
         self._client_socket = clients.socket
+        self._incarnations: dict[int, str] = {}
+        self._held: list[tuple[Rank, list[int]]] = []
         self._poller = zmq.Poller()
         self._route_poller = zmq.Poller()
         for poller in (self._poller, self._route_poller):
@@ -87,6 +91,7 @@ class WorkerClient:
                 ready[message.rank] = message
         by_rank = [ready[rank] for rank in range(self._num_ranks)]
         self._refuse_differences(by_rank)
+        self._incarnations = {message.rank: message.incarnation for message in by_rank}
         return by_rank
 
     def _refuse_differences(self, by_rank: list[WorkerReady]) -> None:
@@ -111,12 +116,13 @@ class WorkerClient:
                 continue  # it is gone already, which is what was asked
 
     def take_failure(self) -> None:
-        """Between steps a worker speaks only to say that it failed. Raises RankLostError then."""
-        received = self._workers.receive(0.0)
-        if received is not None:
+        """Between steps a worker speaks only to acknowledge, or to say that it failed. Raises RankLostError then."""
+        while (received := self._workers.receive(0.0)) is not None:
             message = self._decoder.decode(received[1])
             if isinstance(message, WorkerFailed):
                 self._blame(message)
+            if isinstance(message, PlansHeld):
+                self._note_held(message)
 
     # --- clients.Workers
 
@@ -128,6 +134,20 @@ class WorkerClient:
 
     def send_routes(self, rank: Rank, chunk: RouteChunk) -> None:
         self._send(rank, encode(chunk))
+
+    def send_plan(self, rank: Rank, part: PlanPart) -> None:
+        self._send(rank, encode(part))
+
+    def plans_held(self, timeout_seconds: float) -> list[tuple[Rank, list[int]]]:
+        """What the present process of each rank has acknowledged since the last call."""
+        self.take_failure()
+        if timeout_seconds and not self._held:
+            events = dict(self._poller.poll(int(timeout_seconds * 1000) + 1))
+            if self._client_socket in events:
+                self._on_client_message()
+            self.take_failure()
+        held, self._held = self._held, []
+        return held
 
     def execute(self, step: StepDescriptor) -> list[StepResult]:
         frame = encode(step)
@@ -151,6 +171,10 @@ class WorkerClient:
         return frames
 
     # --- waiting
+
+    def _note_held(self, message: PlansHeld) -> None:
+        if self._incarnations.get(message.rank) == message.incarnation:
+            self._held.append((Rank(message.rank), message.fragment_ids))
 
     def _send(self, rank: Rank, frame: bytes) -> None:
         try:
@@ -201,7 +225,11 @@ class WorkerClient:
         while True:
             received = self._workers.receive(0.0)
             if received is not None:
-                return self._decoder.decode(received[1])
+                message = self._decoder.decode(received[1])
+                if isinstance(message, PlansHeld):
+                    self._note_held(message)
+                    continue
+                return message
             remaining = deadline - time.monotonic()
             if remaining <= 0:
                 return None

@@ -5,7 +5,9 @@ import ray.util
 from cluster.config import Config
 from cluster.log import configure_logging
 from cluster.namespace import namespace_of
+from cluster.placement import ExpertPlacement
 from deploy.cell_plan import CellPlan
+from prefix_store.compiler_thread import CompilerThread
 from prefix_store.store import PrefixStore
 from router_service.engine_service import EngineService
 
@@ -29,6 +31,9 @@ class Engine:
             vocab_size=plan.spec.vocab_size,
             route_shape=plan.spec.route_shape,
             store=store,
+            compiler=CompilerThread(
+                ExpertPlacement.contiguous(plan.spec.gate.num_experts, plan.ep_size)
+            ),
             namespace_of=lambda salt: namespace_of(
                 fingerprint, block_size=plan.block_size, cache_salt=salt
             ),

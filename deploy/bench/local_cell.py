@@ -12,14 +12,19 @@ from cluster.channel import PullSocket, RouterSocket
 from cluster.config import Config
 from cluster.messages import Completion, SamplingParams, StepResult, Submit
 from cluster.namespace import model_fingerprint, namespace_of
+from cluster.placement import ExpertPlacement
 from cluster.types import FinishReason
 from deploy.cell_plan import CellPlan
 from expert_workers.device import cpu_device, use_one_compute_thread
 from expert_workers.ep_group import host_store
 from expert_workers.worker_builder import WorkerOptions, build_expert_worker
 from expert_workers.worker_loop import run_worker
+from prefix_store.compiler_thread import CompilerThread
 from prefix_store.store import PrefixStore
-from router_service.engine import Engine, EngineLimits
+from router_service.engine import Engine, EngineLimits, EngineParts
+from router_service.features import Features
+from router_service.plan_book import PlanBook
+from router_service.plan_limits import plan_limits, plans_by_default
 from router_service.request import Request
 from router_service.scheduler import Schedule, Scheduler
 from router_service.scheduler_limits import SchedulerLimits
@@ -56,6 +61,8 @@ class RecordingObserver:
 
     def preempted(self, request: Request) -> None: ...
 
+    def planned_fragment(self, *, hit: bool) -> None: ...
+
     def conflicted(self, request: Request, num_blocks: int) -> None: ...
 
     def finished(self, request: Request, reason: FinishReason, now: float) -> None: ...
@@ -65,7 +72,12 @@ class LocalCell:
     """Submit, run, look at `observer`."""
 
     def __init__(
-        self, config: Config, plan: CellPlan, workers: WorkerClient, fingerprint: str
+        self,
+        config: Config,
+        plan: CellPlan,
+        workers: WorkerClient,
+        compiler: CompilerThread,
+        fingerprint: str,
     ) -> None:
         self.observer = RecordingObserver()
         self.plan = plan
@@ -81,7 +93,17 @@ class LocalCell:
             config.scheduler,
             num_ranks=plan.ep_size,
             block_size=plan.block_size,
+        )
+        self.features = Features(
             route_replay=config.store.route_replay,
+            planned_dispatch=plans_by_default(config.cell.dispatch, plan.ep_size),
+        )
+        plans = PlanBook(
+            plan_limits(config, plan.identity(fingerprint)),
+            features=self.features,
+            compiler=compiler,
+            channel=workers,
+            observer=self.observer,
         )
         self.engine = Engine(
             EngineLimits(
@@ -94,10 +116,14 @@ class LocalCell:
                 placement_epoch=0,
                 frame_timeout_seconds=config.cell.step_timeout_floor_seconds,
             ),
-            scheduler=Scheduler(limits, store),
-            store=store,
-            workers=workers,
-            observer=self.observer,
+            EngineParts(
+                scheduler=Scheduler(limits, store, self.features, plans),
+                store=store,
+                workers=workers,
+                plans=plans,
+                features=self.features,
+                observer=self.observer,
+            ),
             namespace_of=lambda salt: namespace_of(
                 fingerprint, block_size=plan.block_size, cache_salt=salt
             ),
@@ -146,10 +172,14 @@ def local_cell(config: Config, plan: CellPlan) -> Iterator[LocalCell]:
             on_client_message=lambda: None,
             clock=StepClock(config.cell.step_timeout_factor, START_SECONDS),
         )
+        compiler = CompilerThread(
+            ExpertPlacement.contiguous(plan.spec.gate.num_experts, plan.ep_size)
+        )
         try:
             client.wait_until_ready(START_SECONDS)
-            yield LocalCell(config, plan, client, fingerprint)
+            yield LocalCell(config, plan, client, compiler, fingerprint)
         finally:
+            compiler.close()
             client.stop()
             _end(processes)
 

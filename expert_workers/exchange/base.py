@@ -45,7 +45,7 @@ class RowSplits:
 class Exchange(Protocol):
     """Every rank of the group makes the same calls in the same order, with zero rows where it has none.
 
-    Both methods raise ExchangeError.
+    All methods raise ExchangeError.
     """
 
     def exchange_counts(self, send_counts: Tensor) -> RowSplits:
@@ -56,5 +56,11 @@ class Exchange(Protocol):
         """rows: [sum of splits.send, width] any dtype, in destination rank order.
 
         Returns [sum of splits.recv, width] of the same dtype in source rank order; the sender's order within a source.
+        """
+        ...
+
+    def exchange_pairs(self, rows: Tensor, splits: RowSplits) -> Tensor:
+        """As `exchange_rows`, where every rank knows its splits and its peers' agree: one message per pair with rows
+        between two ranks, and nothing else. A rank without rows either way need not even call.
         """
         ...

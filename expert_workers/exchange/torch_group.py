@@ -37,6 +37,28 @@ class TorchGroupExchange:
             )
         return received
 
+    def exchange_pairs(self, rows: Tensor, splits: RowSplits) -> Tensor:
+        received = rows.new_empty(splits.num_received, *rows.shape[1:])
+        sent = torch.split(rows.contiguous(), list(splits.send))
+        slots = torch.split(received, list(splits.recv))
+        slots[self._rank].copy_(sent[self._rank])
+        peers = [peer for peer in range(self._group.size()) if peer != self._rank]
+        # Receives first: with gloo every message is a rendezvous.
+        operations = [
+            dist.P2POp(dist.irecv, slots[peer], peer, self._group)
+            for peer in peers
+            if splits.recv[peer]
+        ] + [
+            dist.P2POp(dist.isend, sent[peer], peer, self._group)
+            for peer in peers
+            if splits.send[peer]
+        ]
+        with self._failing_as_exchange_error("rows between pairs"):
+            # Every Work is kept until it is waited for, and its tensor with it: else gloo delivers nothing.
+            for work in dist.batch_isend_irecv(operations) if operations else []:
+                work.wait()
+        return received
+
     @contextmanager
     def _failing_as_exchange_error(self, what: str) -> Iterator[None]:
         try:

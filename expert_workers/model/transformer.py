@@ -9,6 +9,7 @@ from torch import Tensor
 
 from cluster.model_spec import ModelSpec
 from expert_workers.dispatch.base import Dispatcher
+from expert_workers.dispatch.planned import PlannedStep
 from expert_workers.kv_pool import KVPool
 from expert_workers.model.attention import AttentionPlan
 from expert_workers.model.gate import SigmoidGate
@@ -48,15 +49,20 @@ class Transformer:
         step_routes: StepRoutes,
         dispatcher: Dispatcher,
         stopwatch: Stopwatch,
+        planned: PlannedStep | None = None,
     ) -> Tensor:
-        """Logits [S, V] float32 of `inputs.last_token_indices`. With T = 0 every exchange still takes place."""
+        """Logits [S, V] float32 of `inputs.last_token_indices`. With T = 0 every exchange still takes place.
+
+        planned: of the last tokens of the step, if every rank's plan names some; the others are dispatched by
+        `dispatcher`.
+        """
         x = F.embedding(inputs.input_ids, self._weights.embedding)
         rotation = self._rotary.at(inputs.positions, x.dtype)
         plan = AttentionPlan.of(inputs, rotation, kv_pool.block_size)
         for layer in self._layers:
             with stopwatch.measure("attention"):
                 x = layer.attend(x, plan, kv_pool)
-            x = layer.feed_forward(x, step_routes, dispatcher, stopwatch)
+            x = layer.feed_forward(x, step_routes, dispatcher, stopwatch, planned)
         last = x.index_select(0, inputs.last_token_indices)
         last = self._numerics.rms_norm(last, self._weights.norm, self._spec.rms_norm_eps)
         return self._numerics.linear(last, self._weights.head).to(torch.float32)
@@ -88,10 +94,15 @@ class DecoderLayer:
         return x + self._attention(normed, plan, kv_pool, self._layer)
 
     def feed_forward(
-        self, x: Tensor, step_routes: StepRoutes, dispatcher: Dispatcher, stopwatch: Stopwatch
+        self,
+        x: Tensor,
+        step_routes: StepRoutes,
+        dispatcher: Dispatcher,
+        stopwatch: Stopwatch,
+        planned: PlannedStep | None,
     ) -> Tensor:
         """x: [T, H]. Returns [T, H]."""
         normed = self._numerics.rms_norm(x, self._weights.post_attention_norm, self._eps)
         if isinstance(self._feed_forward, MoeLayer):
-            return x + self._feed_forward(normed, step_routes, dispatcher, stopwatch)
+            return x + self._feed_forward(normed, step_routes, dispatcher, stopwatch, planned)
         return x + self._feed_forward(normed)

@@ -38,7 +38,7 @@ def test_flags_win_over_the_file_and_other_keys_of_the_section_stay(tmp_path) ->
         ({"cell.ep_size": -1}, "cell.ep_size = -1"),
         ({"scheduler.max_num_batched_tokens": 0}, "max_num_batched_tokens = 0"),
         ({"store.kv_memory": "lots"}, "lots"),
-        ({"cell.dispatch": "planned"}, "dispatch"),
+        ({"cell.dispatch": "fixed"}, "dispatch"),
     ],
 )
 def test_a_key_or_value_that_is_not_known_is_refused_by_name(overrides, message: str) -> None:

@@ -56,6 +56,7 @@ class ChunkSpec:
     rank: int = 0
     route_id: int = -1
     samples: bool = True
+    fragment_ids: Sequence[int] = ()
 
 
 def make_step(
@@ -64,6 +65,7 @@ def make_step(
     *,
     dispatch: DispatchMode = "local",
     placement_epoch: int = 0,
+    evicted_fragment_ids: Sequence[int] = (),
 ) -> StepDescriptor:
     def column(values: Sequence[int]) -> np.ndarray:
         return np.array(values, np.int32)
@@ -81,6 +83,9 @@ def make_step(
         input_ids=column([t for c in chunks for t in c.token_ids]),
         block_table_lens=column([len(c.blocks) for c in chunks]),
         block_tables=column([b for c in chunks for b in c.blocks]),
+        fragment_lens=column([len(c.fragment_ids) for c in chunks]),
+        fragment_ids=column([f for c in chunks for f in c.fragment_ids]),
+        evicted_fragment_ids=column(evicted_fragment_ids),
     )
 
 

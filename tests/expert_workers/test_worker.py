@@ -11,11 +11,13 @@ from cluster.messages import RouteChunk, SequenceStart
 from cluster.placement import ExpertPlacement
 from cluster.routes import ExpertRoutes
 from expert_workers.dispatch.base import DispatchedTokens
+from expert_workers.dispatch.load import LoadCountingDispatcher
 from expert_workers.inputs_from_step import StepRefusedError
 from expert_workers.kv_pool import KVPool
 from expert_workers.model.numerics import FastNumerics
 from expert_workers.model.transformer import Transformer
 from expert_workers.model.weights import WeightTarget, load_weights
+from expert_workers.plan_cache import PlanCache, PlanShape
 from expert_workers.worker import ExpertWorker
 from expert_workers.worker_builder import build_expert_worker, rank_identity
 from tests.expert_workers.driving import (
@@ -254,7 +256,6 @@ def worker_with_counted_dispatches() -> tuple[ExpertWorker, CountingDispatcher]:
     worker = ExpertWorker(
         rank=0,
         spec=SPEC,
-        placement=placement,
         identity=rank_identity(make_options(), placement),
         transformer=Transformer(SPEC, weights, FastNumerics()),
         kv_pool=KVPool(
@@ -265,7 +266,20 @@ def worker_with_counted_dispatches() -> tuple[ExpertWorker, CountingDispatcher]:
             dtype=torch.float32,
             device=cpu,
         ),
-        dispatcher=dispatcher,
+        dispatcher=LoadCountingDispatcher(dispatcher, placement.num_physical_per_rank),
+        plans=PlanCache(
+            PlanShape(
+                rank=0,
+                ep_size=1,
+                placement_epoch=0,
+                num_layers=SPEC.num_moe_layers,
+                num_experts=SPEC.gate.num_experts,
+                num_experts_per_tok=SPEC.gate.num_experts_per_tok,
+                min_group_rows=1,
+                device=cpu,
+            ),
+            exchange=None,
+        ),
         group=None,
     )
     worker.start_sequence(SequenceStart(1, 0.0, 1.0, 0))

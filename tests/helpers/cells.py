@@ -15,14 +15,17 @@ from cluster.channel import PullSocket, RouterSocket
 from cluster.messages import CellIdentity
 from cluster.model_spec import ModelSpec, read_model_spec
 from cluster.namespace import model_fingerprint
+from cluster.placement import ExpertPlacement
 from cluster.types import DispatchMode, Rank
 from expert_workers.worker import ExpertWorker
 from expert_workers.worker_builder import WorkerOptions, build_expert_worker
 from expert_workers.worker_loop import run_worker
+from prefix_store.compiler_thread import CompilerThread
 from router_service.clients import Workers
+from router_service.plan_book import PlanLimits
 from router_service.step_clock import StepClock
 from router_service.worker_client import WorkerClient
-from tests.helpers.engines import EngineHarness
+from tests.helpers.engines import EngineHarness, Planning
 
 LOOPBACK = "127.0.0.1"
 START_SECONDS = 60.0
@@ -58,9 +61,15 @@ class RunningRanks:
     spec: ModelSpec
     client: WorkerClient
 
-    def engine(self, workers: Workers | None = None, **arguments: Any) -> EngineHarness:
-        """`workers`: in place of the ranks' own client, for tests that stand between the two."""
+    def engine(
+        self, workers: Workers | None = None, *, fragment_tokens: int = 0, **arguments: Any
+    ) -> EngineHarness:
+        """`workers`: in place of the ranks' own client, for tests that stand between the two.
+
+        fragment_tokens: with more than 0, replayed tokens travel by plans of so many tokens.
+        """
         defaults: dict[str, Any] = {
+            "planned": self._planning(fragment_tokens) if fragment_tokens else None,
             "num_ranks": self.options.ep_size,
             "block_size": self.options.block_size,
             "num_kv_blocks": self.options.num_kv_blocks,
@@ -69,6 +78,18 @@ class RunningRanks:
         return EngineHarness(
             workers or self.client, self.spec.route_shape, **(defaults | arguments)
         )
+
+    def _planning(self, fragment_tokens: int) -> Planning:
+        ep_size = self.options.ep_size
+        placement = ExpertPlacement.contiguous(self.spec.gate.num_experts, ep_size)
+        limits = PlanLimits(
+            num_ranks=ep_size,
+            placement_epoch=placement.epoch,
+            fragment_tokens=fragment_tokens,
+            memory_bytes=2**30,
+            wait_seconds=START_SECONDS,
+        )
+        return Planning(limits, CompilerThread(placement), self.client)
 
 
 @contextmanager

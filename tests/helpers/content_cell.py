@@ -27,8 +27,10 @@ from cluster.messages import (
     WorkerReady,
     WorkerStop,
 )
+from cluster.placement import ExpertPlacement
 from cluster.types import Namespace, Rank
 from cluster.wire import Decoder, encode
+from prefix_store.compiler_thread import CompilerThread
 from prefix_store.store import PrefixStore
 from router_service.engine_service import EngineService
 from tests.helpers.content_workers import SHAPE, VOCAB, ContentWorkers
@@ -92,7 +94,7 @@ class ContentRanks:
         routes.connect(self._service.route_endpoint)
         for rank, socket in sockets.items():
             socket.connect(self._service.worker_endpoint)
-            socket.send(encode(WorkerReady(rank, 0, make_identity(self._num_ranks))))
+            socket.send(encode(WorkerReady(rank, 0, make_identity(self._num_ranks), "first life")))
         while not self._stop.is_set() and sockets:
             for rank, socket in list(sockets.items()):
                 if rank == self._hang_up or not self._serve(rank, socket, sockets, routes):
@@ -206,7 +208,11 @@ class ContentCell:
         max_num_waiting: int = 100,
         max_num_seqs: int = 8,
     ) -> None:
-        cell = CellSection(step_timeout_factor=1.0, step_timeout_floor_seconds=step_timeout_seconds)
+        cell = CellSection(
+            dispatch="negotiated",
+            step_timeout_factor=1.0,
+            step_timeout_floor_seconds=step_timeout_seconds,
+        )
         scheduler = SchedulerSection(
             max_num_batched_tokens=16, max_num_seqs=max_num_seqs, max_num_waiting=max_num_waiting
         )
@@ -224,6 +230,7 @@ class ContentCell:
             vocab_size=VOCAB,
             route_shape=SHAPE,
             store=self.store,
+            compiler=CompilerThread(ExpertPlacement.contiguous(SHAPE.num_experts, num_ranks)),
             namespace_of=lambda salt: Namespace(f"model/{salt}"),
             host=HOST,
         )

@@ -11,7 +11,10 @@ from cluster.routes import RouteShape
 from cluster.types import DispatchMode, Namespace
 from prefix_store.store import PrefixStore
 from router_service.clients import Workers
-from router_service.engine import Engine, EngineLimits
+from router_service.engine import Engine, EngineLimits, EngineParts
+from router_service.features import Features
+from router_service.plan_book import PlanBook, PlanChannel, PlanCompiler, PlanLimits
+from router_service.plans import NoPlans, Plans
 from router_service.scheduler import Scheduler
 from router_service.scheduler_limits import SchedulerLimits
 from router_service.step_metrics import StepMetrics
@@ -25,6 +28,15 @@ class Generation:
 
     token_ids: list[int] = field(default_factory=list)
     completion: Completion | None = None
+
+
+@dataclass(frozen=True)
+class Planning:
+    """What an engine needs to replay by plans; without it everything replays negotiated."""
+
+    limits: PlanLimits
+    compiler: PlanCompiler
+    channel: PlanChannel
 
 
 class EngineHarness:
@@ -45,6 +57,7 @@ class EngineHarness:
         route_replay: bool = True,
         kv_bytes_per_block: int = 64,
         dispatch: DispatchMode | None = None,
+        planned: Planning | None = None,
     ) -> None:
         self.store = PrefixStore(
             num_ranks=num_ranks,
@@ -58,12 +71,21 @@ class EngineHarness:
             * route_shape.bytes_per_token,
             kv_bytes_per_block=kv_bytes_per_block,
         )
-        limits = SchedulerLimits(
-            num_ranks, block_size, budget, max_num_seqs, max_num_waiting, route_replay
-        )
+        limits = SchedulerLimits(num_ranks, block_size, budget, max_num_seqs, max_num_waiting)
         dispatch = dispatch or ("local" if num_ranks == 1 else "negotiated")
         self.metrics = Metrics(CollectorRegistry())
-        self.scheduler = Scheduler(limits, self.store)
+        observer = StepMetrics(self.metrics, dispatch)
+        self.features = Features(route_replay=route_replay, planned_dispatch=planned is not None)
+        self.plans: Plans = NoPlans()
+        if planned is not None:
+            self.plans = PlanBook(
+                planned.limits,
+                features=self.features,
+                compiler=planned.compiler,
+                channel=planned.channel,
+                observer=observer,
+            )
+        self.scheduler = Scheduler(limits, self.store, self.features, self.plans)
         self.engine = Engine(
             EngineLimits(
                 num_ranks=num_ranks,
@@ -75,10 +97,14 @@ class EngineHarness:
                 placement_epoch=0,
                 frame_timeout_seconds=5.0,
             ),
-            scheduler=self.scheduler,
-            store=self.store,
-            workers=workers,
-            observer=StepMetrics(self.metrics, dispatch),
+            EngineParts(
+                scheduler=self.scheduler,
+                store=self.store,
+                workers=workers,
+                plans=self.plans,
+                features=self.features,
+                observer=observer,
+            ),
             namespace_of=lambda salt: Namespace(f"model/{salt}"),
             draw_seed=lambda: 7,
         )

@@ -9,6 +9,8 @@ from cluster.prefix_match import Publication
 from cluster.routes import ExpertRoutes
 from cluster.types import SeqId, StepId
 from prefix_store.store import PrefixStore
+from router_service.features import Features
+from router_service.plans import NoPlans
 from router_service.publisher import Publisher
 from router_service.request import Request
 from router_service.scheduler import Schedule, ScheduledChunk, Scheduler
@@ -63,10 +65,11 @@ class Cell:
             route_budget_bytes=4 * num_ranks * num_kv_blocks * route_block_bytes(),
             kv_bytes_per_block=KV_BYTES_PER_BLOCK,
         )
-        limits = SchedulerLimits(num_ranks, BLOCK_SIZE, budget, max_num_seqs, 100, route_replay)
-        self.scheduler = Scheduler(limits, self.store)
+        limits = SchedulerLimits(num_ranks, BLOCK_SIZE, budget, max_num_seqs, 100)
+        self.features = Features(route_replay=route_replay)
+        self.scheduler = Scheduler(limits, self.store, self.features, NoPlans())
         metrics = StepMetrics(Metrics(CollectorRegistry()), "local")
-        self.publisher = Publisher(self.store, BLOCK_SIZE, metrics)
+        self.publisher = Publisher(self.store, BLOCK_SIZE, self.features, metrics)
         self._num_steps = 0
         self._num_requests = 0
         self._late: list[tuple[StepId, ScheduledChunk]] = []

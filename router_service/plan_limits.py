@@ -1,0 +1,27 @@
+"""From settings to what bounds the plans of a cell. Pure."""
+
+from typing import Literal
+
+from cluster.config import Config, parse_size
+from cluster.messages import CellIdentity
+from router_service.plan_book import PlanLimits
+
+FRAGMENT_BLOCKS = 8
+"""Blocks of a fragment: large enough to be worth a message, small enough to fit a step beside others."""
+
+
+def plan_limits(config: Config, identity: CellIdentity) -> PlanLimits:
+    """A fragment must fit a rank's token budget; with a budget under one block nothing is planned."""
+    blocks = min(FRAGMENT_BLOCKS, config.scheduler.max_num_batched_tokens // identity.block_size)
+    return PlanLimits(
+        num_ranks=identity.ep_size,
+        placement_epoch=identity.placement_epoch,
+        fragment_tokens=blocks * identity.block_size,
+        memory_bytes=parse_size(config.store.plan_memory),
+        wait_seconds=config.scheduler.plan_wait_seconds,
+    )
+
+
+def plans_by_default(dispatch: Literal["auto", "negotiated", "planned"], ep_size: int) -> bool:
+    """auto: where rows cross between ranks."""
+    return dispatch == "planned" or (dispatch == "auto" and ep_size > 1)
