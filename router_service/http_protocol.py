@@ -1,13 +1,14 @@
 """uvicorn's HTTP/1.1 with JSON also for what never becomes a request: bytes that are not HTTP."""
 
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from cluster.errors import RequestError
 from router_service.openai_errors import error_body, json_response
 
 
-class JsonErrorProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # uvicorn chooses it at import
-    """Whichever parser uvicorn finds; both call `send_400_response`, once, and expect the transport to be closed."""
+class JsonErrorProtocol(HttpToolsProtocol):
+    """One parser everywhere (httptools), whatever else is installed. It calls `send_400_response` once and expects the
+    transport to be closed."""
 
     def send_400_response(self, msg: str) -> None:
         refused = RequestError(f"{msg} Send HTTP/1.1 with well-formed headers.")
