@@ -114,6 +114,7 @@ def _check_part(part: PlanPart, shape: PlanShape) -> None:
     receive = part.receive
     by_layer = (shape.num_layers,)
     _check_same(part, "placement epoch", part.placement_epoch, shape.placement_epoch)
+    _check_same(part, "a source among the ranks", 0 <= part.source < shape.ep_size, True)
     _check_same(part, "a send part", part.send is not None, part.source == shape.rank)
     _check_array(part, "num_rows", receive.num_rows, by_layer, part.num_tokens + 1)
     counts_shape = (shape.num_layers, shape.num_experts)

@@ -23,6 +23,7 @@ from cluster.model_spec import read_model_spec
 from cluster.placement import ExpertPlacement
 from expert_workers.device import torch_dtype
 from expert_workers.dispatch.base import Dispatcher
+from expert_workers.dispatch.load import LoadCountingDispatcher
 from expert_workers.dispatch.local import LocalDispatcher
 from expert_workers.dispatch.negotiated import NegotiatedDispatcher
 from expert_workers.ep_group import join_group
@@ -32,9 +33,10 @@ from expert_workers.kv_pool import KVPool
 from expert_workers.model.numerics import DeterministicNumerics, FastNumerics
 from expert_workers.model.transformer import Transformer
 from expert_workers.model.weights import ModelWeights, MoeWeights, WeightTarget, load_weights
+from expert_workers.plan_cache import PlanCache
 from expert_workers.step_inputs import StepInputs
 from expert_workers.worker import ExpertWorker, StepOutcome
-from expert_workers.worker_builder import WorkerOptions, rank_identity
+from expert_workers.worker_builder import WorkerOptions, plan_shape, rank_identity
 
 CHUNK_RECORD = np.dtype([("seq_id", "<i8"), ("first_position", "<i8"), ("num_tokens", "<i8")])
 POISON_FILE = "poison-gates"
@@ -125,7 +127,8 @@ class ObservedWorker(ExpertWorker):
 
     def _leave(self, step: StepDescriptor) -> None:
         chunks = chunks_of_rank(step, self.rank)
-        chunks.sort(key=lambda chunk: chunk.route_id is not None)  # as the worker computes them
+        # as the worker computes them: gate, replayed, planned
+        chunks.sort(key=lambda chunk: (len(chunk.fragment_ids) > 0, chunk.route_id is not None))
         records = [(c.seq_id, c.first_position, c.num_tokens) for c in chunks]
         with logit_file(self._directory, self.rank).open("ab") as file:
             file.write(self._observed.logits.numpy().tobytes())
@@ -147,12 +150,11 @@ def build_observed_worker(directory: Path, options: WorkerOptions, store: Store)
     weights = load_weights(options.model_dir, spec, target)
     numerics = DeterministicNumerics() if options.deterministic else FastNumerics()
     group = None if options.dispatch == "local" else join_group(options.group_options, store)
+    exchange = None if group is None else TorchGroupExchange(group.process_group)
     dispatcher: Dispatcher = (
         LocalDispatcher(placement, options.device)
-        if group is None
-        else (
-            NegotiatedDispatcher(placement, TorchGroupExchange(group.process_group), options.device)
-        )
+        if exchange is None
+        else NegotiatedDispatcher(placement, exchange, options.device)
     )
     return ObservedWorker(
         directory,
@@ -160,7 +162,6 @@ def build_observed_worker(directory: Path, options: WorkerOptions, store: Store)
         transformer=ObservedTransformer(spec, weights, numerics),
         rank=options.rank,
         spec=spec,
-        placement=placement,
         identity=rank_identity(options, placement),
         kv_pool=KVPool(
             num_layers=spec.num_layers,
@@ -170,6 +171,9 @@ def build_observed_worker(directory: Path, options: WorkerOptions, store: Store)
             dtype=dtype,
             device=options.device,
         ),
-        dispatcher=dispatcher,
+        dispatcher=LoadCountingDispatcher(dispatcher, placement.num_physical_per_rank),
+        plans=PlanCache(
+            plan_shape(options, spec=spec, placement=placement, numerics=numerics), exchange
+        ),
         group=group,
     )

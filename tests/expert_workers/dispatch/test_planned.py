@@ -1,0 +1,203 @@
+"""Planned dispatch against negotiated dispatch: the same tensors without an exchange, the same bytes over gloo."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd.profiler import profile
+
+from expert_workers.dispatch.negotiated import NegotiatedDispatcher
+from expert_workers.dispatch.planned import LayerFormat, PlannedLayer, planned_layer
+from expert_workers.exchange.counting import CountingExchange, SentTraffic
+from expert_workers.model.experts import ExpertLayout, apply_experts, run_experts
+from expert_workers.model.numerics import DeterministicNumerics, FastNumerics, Numerics
+from expert_workers.model.weights import ExpertWeights
+from tests.expert_workers.dispatch.plan_cases import (
+    CPU,
+    NegotiatedLayer,
+    PlanCase,
+    even_case,
+    joined,
+    negotiated_layers,
+    plan_step,
+    random_case,
+)
+from tests.helpers.ranks import RankContext, run_ranks
+
+HIDDEN = 24
+INTERMEDIATE = 16
+
+
+@pytest.mark.parametrize("min_group_rows", [1, 4])
+@pytest.mark.parametrize("seed", range(40, 80))
+def test_a_plan_has_the_rows_splits_and_expert_layout_of_a_negotiation(
+    seed: int, min_group_rows: int
+) -> None:
+    case = random_case(seed)
+    layer_format = LayerFormat(case.shape.num_experts_per_tok, min_group_rows, CPU)
+    plans = [joined(case, rank) for rank in range(case.ep_size)]
+    for layer in range(case.shape.num_moe_layers):
+        for plan, expected in zip(
+            plans, negotiated_layers(case, layer, min_group_rows), strict=True
+        ):
+            check_same_layer(planned_layer(plan[layer], layer_format), expected)
+
+
+def check_same_layer(planned: PlannedLayer, expected: NegotiatedLayer) -> None:
+    assert planned.splits == expected.splits
+    check_same(planned.rows.token_indices, expected.rows.token_indices)
+    check_same(planned.rows.destinations, expected.rows.destinations)
+    assert planned.layout.num_ordinals == expected.layout.num_ordinals
+    for name in {field.name for field in fields(ExpertLayout)} - {"num_ordinals"}:
+        check_same(getattr(planned.layout, name), getattr(expected.layout, name))
+
+
+def check_same(a: Tensor, b: Tensor) -> None:
+    assert (a.dtype, a.shape) == (b.dtype, b.shape)
+    assert a.numpy().tobytes() == b.numpy().tobytes()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_expert_load_of_a_plan_counts_every_choice_once(seed: int) -> None:
+    case = random_case(seed)
+    steps = [plan_step(case, rank) for rank in range(case.ep_size)]
+    num_choices = sum(case.routes_of(source).topk_ids.size for source in range(case.ep_size))
+    assert sum(int(step.expert_load.sum()) for step in steps if step is not None) == num_choices
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One rank. same: every layer's result is that of negotiation to the byte; traffic of each dispatch and combine."""
+
+    same: list[bool]
+    planned: list[tuple[SentTraffic, SentTraffic]]
+    num_negotiated_messages: int
+
+
+def both_ways(case: PlanCase, make_numerics: Callable[[], Numerics]) -> list[Outcome]:
+    def run(context: RankContext) -> Outcome:
+        numerics = make_numerics()
+        exchange = CountingExchange(context.exchange(), context.rank)
+        weights = make_weights(case, context.rank)
+        step = plan_step(
+            case, context.rank, exchange=exchange, min_group_rows=numerics.min_group_rows
+        )
+        assert step is not None
+        same, planned, negotiated = [], [], 0
+        for layer in range(case.shape.num_moe_layers):
+            x = make_hidden(case, context.rank, layer)
+            expected = negotiate(case, context.rank, layer, exchange, weights, numerics)
+            negotiated += exchange.take().messages
+            received = step.dispatch(layer, x)
+            dispatch = exchange.take()
+            y = apply_experts(received, step.layout(layer), weights, numerics)
+            combined = step.combine(layer, y)
+            planned.append((dispatch, exchange.take()))
+            same.append(combined.numpy().tobytes() == expected.numpy().tobytes())
+            assert combined.shape == x.shape
+        return Outcome(same, planned, negotiated)
+
+    return run_ranks(case.ep_size, run)
+
+
+def negotiate(
+    case: PlanCase,
+    rank: int,
+    layer: int,
+    exchange: CountingExchange,
+    weights: ExpertWeights,
+    numerics: Numerics,
+) -> Tensor:
+    routes = case.routes_of(rank)
+    dispatcher = NegotiatedDispatcher(case.placement, exchange, CPU)
+    tokens = dispatcher.dispatch(
+        make_hidden(case, rank, layer),
+        torch.from_numpy(routes.topk_ids[:, layer].astype("int64")),
+        torch.from_numpy(routes.topk_weights[:, layer]),
+    )
+    return dispatcher.combine(run_experts(tokens, weights, numerics), tokens.handle)
+
+
+def make_weights(case: PlanCase, rank: int) -> ExpertWeights:
+    """A copy of a logical expert is the same on every rank."""
+    generator = torch.Generator().manual_seed(1)
+    num_experts = case.placement.num_experts
+    gate_up = torch.randn(num_experts, 2 * INTERMEDIATE, HIDDEN, generator=generator)
+    down = torch.randn(num_experts, HIDDEN, INTERMEDIATE, generator=generator)
+    local = torch.from_numpy(case.placement.local_experts(rank)).long()
+    return ExpertWeights(gate_up=gate_up[local] / 8, down=down[local] / 8)
+
+
+def make_hidden(case: PlanCase, rank: int, layer: int) -> Tensor:
+    generator = torch.Generator().manual_seed(100 * rank + layer)
+    return torch.randn(case.routes_of(rank).num_tokens, HIDDEN, generator=generator)
+
+
+def expected_traffic(case: PlanCase, rank: int) -> list[tuple[SentTraffic, SentTraffic]]:
+    """One message per pair of two ranks with rows, each row once there and once back."""
+    traffic = []
+    for layer in range(case.shape.num_moe_layers):
+        rows = case.pair_rows(layer)
+        rows[range(case.ep_size), range(case.ep_size)] = 0
+        there, back = rows[rank], rows[:, rank]
+        traffic.append(
+            (
+                SentTraffic(int((there > 0).sum()), int(there.sum()) * HIDDEN * 4),
+                SentTraffic(int((back > 0).sum()), int(back.sum()) * HIDDEN * 4),
+            )
+        )
+    return traffic
+
+
+def check_both_ways(case: PlanCase, make_numerics: Callable[[], Numerics] = FastNumerics) -> None:
+    for rank, outcome in enumerate(both_ways(case, make_numerics)):
+        assert outcome.same == [True] * case.shape.num_moe_layers
+        assert outcome.planned == expected_traffic(case, rank)
+
+
+@pytest.mark.parametrize("make_numerics", [FastNumerics, DeterministicNumerics])
+@pytest.mark.parametrize(
+    "tokens_of_source",
+    [[[7, 5], [6]], [[], [9]], [[3], [0], [1, 8], []], [[], [], [], [1]]],
+    ids=["two ranks", "an idle rank", "four ranks, one of no tokens", "one token on four ranks"],
+)
+def test_a_planned_layer_is_a_negotiated_one_to_the_byte_with_one_message_per_pair(
+    tokens_of_source: list[list[int]], make_numerics: Callable[[], Numerics]
+) -> None:
+    check_both_ways(even_case(1, tokens_of_source), make_numerics)
+
+
+def test_eight_ranks_on_a_shuffled_placement_with_redundant_copies() -> None:
+    case = random_case(3, ep_size=8)
+    assert len(case.placement.physical_to_logical_map) > case.placement.num_experts
+    check_both_ways(case)
+
+
+def test_sparse_routes_leave_most_pairs_without_a_message() -> None:
+    case = even_case(5, [[1], [], [1], []], num_experts=8, k=1)
+    outcomes = both_ways(case, FastNumerics)
+    planned = [there.messages + back.messages for o in outcomes for there, back in o.planned]
+    negotiated = [outcome.num_negotiated_messages for outcome in outcomes]
+    assert 0 < sum(planned) <= 2 * 2 * 2  # two layers, two tokens, there and back
+    assert negotiated == [2 * 3 * 3] * 4  # two layers, three exchanges, three peers
+
+
+def test_gloo_sends_what_the_plan_says_and_starts_no_collective() -> None:
+    case = even_case(2, [[2], [], [3], []])
+
+    def gloo_calls(context: RankContext) -> dict[str, int]:
+        step = plan_step(case, context.rank, exchange=context.exchange())
+        assert step is not None
+        with profile() as profiler:
+            for layer in range(case.shape.num_moe_layers):
+                received = step.dispatch(layer, make_hidden(case, context.rank, layer))
+                step.combine(layer, received)
+        events = profiler.key_averages()
+        return {event.key: event.count for event in events if event.key.startswith("gloo:")}
+
+    for rank, calls in enumerate(run_ranks(4, gloo_calls)):
+        sent = sum(a.messages + b.messages for a, b in expected_traffic(case, rank))
+        assert sent > 0
+        assert calls == {"gloo:send": sent, "gloo:recv": sent}
