@@ -67,6 +67,15 @@ class EvictCommand(msgspec.Struct, frozen=True, tag=True):
     part: EvictTarget
 
 
+class FeaturesCommand(msgspec.Struct, frozen=True, tag=True):
+    """Switches between steps; None leaves a feature as it is, so that all None only asks."""
+
+    query_id: int
+    route_replay: bool | None
+    planned_dispatch: bool | None
+    prefix_store: bool | None
+
+
 class RankLost(msgspec.Struct, frozen=True, tag=True):
     """From the launcher: Ray reported the actor of this rank dead."""
 
@@ -80,7 +89,17 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-ToEngine = Submit | Abort | Finish | MetricsQuery | StatusQuery | EvictCommand | RankLost | Stop
+ToEngine = (
+    Submit
+    | Abort
+    | Finish
+    | MetricsQuery
+    | StatusQuery
+    | EvictCommand
+    | FeaturesCommand
+    | RankLost
+    | Stop
+)
 
 
 # engine -> HTTP server
@@ -128,6 +147,14 @@ class MetricsText(msgspec.Struct, frozen=True, tag=True):
     text: bytes
 
 
+class FeatureStates(msgspec.Struct, frozen=True):
+    """True: on."""
+
+    route_replay: bool
+    planned_dispatch: bool
+    prefix_store: bool
+
+
 class CellStatus(msgspec.Struct, frozen=True, tag=True):
     """Answer to StatusQuery; /health and /admin/status are views of it."""
 
@@ -147,6 +174,7 @@ class CellStatus(msgspec.Struct, frozen=True, tag=True):
     store_nodes: int
     store_bytes: dict[str, int]
     steps_total: int
+    features: FeatureStates
 
 
 class EvictReport(msgspec.Struct, frozen=True, tag=True):
@@ -157,7 +185,14 @@ class EvictReport(msgspec.Struct, frozen=True, tag=True):
     kept_leased: int
 
 
-ToHttpServer = OutputBatch | Refused | MetricsText | CellStatus | EvictReport
+class FeaturesReport(msgspec.Struct, frozen=True, tag=True):
+    """All features as they are after the command."""
+
+    query_id: int
+    features: FeatureStates
+
+
+ToHttpServer = OutputBatch | Refused | MetricsText | CellStatus | EvictReport | FeaturesReport
 
 
 # engine -> expert worker

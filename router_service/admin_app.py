@@ -4,11 +4,11 @@ from fastapi import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from router_service.app import new_application, read_body, status_body
+from router_service.app import features_body, new_application, read_body, status_body
 from router_service.engine_client import EngineClient
 from router_service.json_body import parse_json_object
 from router_service.openai_errors import json_response
-from router_service.protocol import EvictBody, validate
+from router_service.protocol import EvictBody, FeaturesBody, validate
 
 _MAX_BODY_BYTES = 65536
 
@@ -20,6 +20,7 @@ class AdminApi:
     def application(self) -> ASGIApp:
         app = new_application()
         app.add_api_route("/admin/evict", self.evict, methods=["POST"])
+        app.add_api_route("/admin/features", self.features, methods=["POST"])
         app.add_api_route("/admin/status", self.status, methods=["GET"])
         return app
 
@@ -35,6 +36,16 @@ class AdminApi:
                 "kept_leased": report.kept_leased,
             }
         )
+
+    async def features(self, request: Request) -> Response:
+        """Answers with all features when the switch is done; it works from the next step on."""
+        body = validate(FeaturesBody, parse_json_object(await read_body(request, _MAX_BODY_BYTES)))
+        features = await self._client.features(
+            route_replay=body.route_replay,
+            planned_dispatch=body.planned_dispatch,
+            prefix_store=body.prefix_store,
+        )
+        return json_response(features_body(features))
 
     async def status(self) -> Response:
         return json_response(status_body(await self._client.status()))

@@ -55,13 +55,15 @@ class Admission:
         )
 
     def started(self, request: Request, *, index: bool = True) -> None:
-        """Counts a running request in; with `index`, what it computes is in flight from now on."""
+        """Counts a running request in; with `index`, what it computes is in flight from now on, if it will be
+        offered to the store."""
         assert request.home_rank is not None
         self._load[request.home_rank] += SEQUENCE_COST + request.num_uncomputed_tokens
         self._num_seqs[request.home_rank] += 1
         if index:
             self._has_started = True
-            self._in_flight.add(request)
+            if self._features.prefix_store:
+                self._in_flight.add(request)
 
     def close(self, rank: Rank) -> None:
         """Too few blocks there for a request that waits: nobody else starts there in this pass."""

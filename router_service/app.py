@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cluster.errors import CellError, PointsmanError
-from cluster.messages import CellStatus
+from cluster.messages import CellStatus, FeatureStates
 from router_service.engine_client import EngineClient, SharedCall
 from router_service.generation import ChoiceDelta, Generation, Generator
 from router_service.json_body import parse_json_object
@@ -226,6 +226,15 @@ def status_body(status: CellStatus) -> dict[str, object]:
         "store_nodes": status.store_nodes,
         "store_bytes": status.store_bytes,
         "steps_total": status.steps_total,
+        "features": features_body(status.features),
+    }
+
+
+def features_body(features: FeatureStates) -> dict[str, object]:
+    return {
+        "route_replay": features.route_replay,
+        "planned_dispatch": features.planned_dispatch,
+        "prefix_store": features.prefix_store,
     }
 
 

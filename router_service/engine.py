@@ -12,6 +12,7 @@ import numpy as np
 from cluster.errors import CellError, OverloadedError, RequestError
 from cluster.messages import (
     Completion,
+    FeatureStates,
     OutputDelta,
     RouteFrame,
     SequenceStart,
@@ -89,6 +90,7 @@ class Engine:
         self._draw_seed = draw_seed
         self._clock = clock
         self._plans = parts.plans
+        self._features = parts.features
         self._observer = parts.observer
         self._publisher = Publisher(parts.store, limits.block_size, parts.features, parts.observer)
         self._requests: dict[tuple[bytes, str], Request] = {}
@@ -190,6 +192,24 @@ class Engine:
 
     def evict(self, part: EvictTarget) -> Eviction:
         return self._store.evict(part)
+
+    def set_features(
+        self,
+        *,
+        route_replay: bool | None = None,
+        planned_dispatch: bool | None = None,
+        prefix_store: bool | None = None,
+    ) -> None:
+        """From the next step on; None leaves a feature as it is. Running requests keep what they have taken."""
+        self._features.switch(
+            route_replay=route_replay,
+            planned_dispatch=planned_dispatch,
+            prefix_store=prefix_store,
+        )
+
+    @property
+    def features(self) -> FeatureStates:
+        return self._features.states
 
     # --- the loop
 

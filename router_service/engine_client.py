@@ -26,6 +26,9 @@ from cluster.messages import (
     CellStatus,
     EvictCommand,
     EvictReport,
+    FeaturesCommand,
+    FeaturesReport,
+    FeatureStates,
     Finish,
     MetricsQuery,
     MetricsText,
@@ -41,13 +44,13 @@ from cluster.types import EvictTarget
 from cluster.wire import Decoder, encode
 
 _Outcome = OutputDelta | PointsmanError
-_Answer = MetricsText | CellStatus | EvictReport
+_Answer = MetricsText | CellStatus | EvictReport | FeaturesReport
 _REFUSALS: dict[str, type[PointsmanError]] = {
     "overloaded": OverloadedError,
     "invalid": RequestError,
     "unavailable": CellError,
 }
-A = TypeVar("A", MetricsText, CellStatus, EvictReport)
+A = TypeVar("A", MetricsText, CellStatus, EvictReport, FeaturesReport)
 T = TypeVar("T")
 
 
@@ -62,7 +65,7 @@ class EngineClient:
         query_seconds: float = 10.0,
         silence_seconds: float = 120.0,
     ) -> None:
-        """query_seconds: deadline of metrics, status and evict queries.
+        """query_seconds: deadline of metrics, status, evict and features queries.
         silence_seconds: with requests open, the engine counts as lost after this long without any frame from it,
         status answers included."""
         self._endpoint = endpoint
@@ -154,6 +157,23 @@ class EngineClient:
             lambda query_id: EvictCommand(query_id, part), EvictReport, self._query_seconds
         )
 
+    async def features(
+        self,
+        *,
+        route_replay: bool | None = None,
+        planned_dispatch: bool | None = None,
+        prefix_store: bool | None = None,
+    ) -> FeatureStates:
+        """Switches those that are not None and returns all. Raises CellError, DeadlineError."""
+        report = await self._ask(
+            lambda query_id: FeaturesCommand(
+                query_id, route_replay, planned_dispatch, prefix_store
+            ),
+            FeaturesReport,
+            self._query_seconds,
+        )
+        return report.features
+
     async def _ask(self, question: Callable[[int], ToEngine], kind: type[A], seconds: float) -> A:
         self._check_open()
         query_id = next(self._query_ids)
@@ -200,7 +220,7 @@ class EngineClient:
                     self._put(delta.request_id, delta)
             case Refused(request_id, kind, reason):
                 self._put(request_id, _REFUSALS.get(kind, CellError)(reason))
-            case MetricsText() | CellStatus() | EvictReport():
+            case MetricsText() | CellStatus() | EvictReport() | FeaturesReport():
                 answer = self._queries.get(message.query_id)
                 if answer is not None and not answer.done():
                     answer.set_result(message)

@@ -22,6 +22,8 @@ from cluster.messages import (
     CellStatus,
     EvictCommand,
     EvictReport,
+    FeaturesCommand,
+    FeaturesReport,
     Finish,
     MetricsQuery,
     MetricsText,
@@ -60,6 +62,10 @@ STARTING = "starting"
 _LOG = logger("engine")
 
 
+_Command = Submit | Abort | Finish | EvictCommand | FeaturesCommand
+"""What waits for the end of the step."""
+
+
 class _StopAsked(Exception):
     """Stop came before the workers were ready."""
 
@@ -91,7 +97,7 @@ class EngineService:
         self.worker_endpoint = self._worker_socket.bind(host)
         self.route_endpoint = self._route_socket.bind(host)
         self._decoder: Decoder[ToEngine] = Decoder(ToEngine)
-        self._commands: deque[tuple[bytes, Submit | Abort | Finish | EvictCommand]] = deque()
+        self._commands: deque[tuple[bytes, _Command]] = deque()
         self._not_ready = STARTING
         self._stopping: str | None = None
         cell = config.cell
@@ -248,7 +254,7 @@ class EngineService:
             _LOG.warning("message refused peer=%r reason=%s", peer, error)
             return
         match message:
-            case Submit() | Abort() | Finish() | EvictCommand():
+            case Submit() | Abort() | Finish() | EvictCommand() | FeaturesCommand():
                 self._commands.append((peer, message))
             case MetricsQuery(query_id):
                 self._refresh_gauges()
@@ -279,6 +285,25 @@ class EngineService:
                         peer,
                         EvictReport(query_id, part, done.nodes, done.num_bytes, done.kept_leased),
                     )
+                case FeaturesCommand(query_id):
+                    self._switch(command)
+                    self._send(peer, FeaturesReport(query_id, self._engine.features))
+
+    def _switch(self, command: FeaturesCommand) -> None:
+        before = self._engine.features
+        self._engine.set_features(
+            route_replay=command.route_replay,
+            planned_dispatch=command.planned_dispatch,
+            prefix_store=command.prefix_store,
+        )
+        after = self._engine.features
+        if after != before:
+            _LOG.info(
+                "features route_replay=%s planned_dispatch=%s prefix_store=%s",
+                after.route_replay,
+                after.planned_dispatch,
+                after.prefix_store,
+            )
 
     def _submit(self, peer: bytes, submit: Submit) -> None:
         if self._not_ready:
@@ -329,6 +354,7 @@ class EngineService:
             store_nodes=stats.num_nodes,
             store_bytes={"kv": stats.kv_bytes, "routes": stats.route_bytes},
             steps_total=self._engine.num_steps,
+            features=self._engine.features,
         )
 
     def _refresh_gauges(self) -> None:

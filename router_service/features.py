@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from cluster.messages import FeatureStates
+
 
 @dataclass
 class Features:
@@ -15,3 +17,22 @@ class Features:
     route_replay: bool = True
     planned_dispatch: bool = True
     prefix_store: bool = True
+
+    def switch(
+        self,
+        *,
+        route_replay: bool | None = None,
+        planned_dispatch: bool | None = None,
+        prefix_store: bool | None = None,
+    ) -> None:
+        """None leaves a feature as it is."""
+        if route_replay is not None:
+            self.route_replay = route_replay
+        if planned_dispatch is not None:
+            self.planned_dispatch = planned_dispatch
+        if prefix_store is not None:
+            self.prefix_store = prefix_store
+
+    @property
+    def states(self) -> FeatureStates:
+        return FeatureStates(self.route_replay, self.planned_dispatch, self.prefix_store)

@@ -322,6 +322,14 @@ class EvictBody(_Strict):
     part: Literal["kv", "routes", "all"]
 
 
+class FeaturesBody(_Strict):
+    """POST /admin/features. What is absent stays as it is."""
+
+    route_replay: bool | None = None
+    planned_dispatch: bool | None = None
+    prefix_store: bool | None = None
+
+
 def content_text(content: str | list[TextPart] | None) -> str:
     """Parts joined in order with a newline; absent and empty are the same."""
     if content is None:

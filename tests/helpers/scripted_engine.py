@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
+import msgspec
 import numpy as np
 
 from cluster.channel import RouterSocket
@@ -20,6 +21,9 @@ from cluster.messages import (
     Completion,
     EvictCommand,
     EvictReport,
+    FeaturesCommand,
+    FeaturesReport,
+    FeatureStates,
     Finish,
     MetricsQuery,
     MetricsText,
@@ -69,6 +73,7 @@ class ScriptedEngine:
     aborts: list[str] = field(default_factory=list)
     finishes: list[Finish] = field(default_factory=list)
     num_status_queries: int = 0
+    features: FeatureStates = field(default_factory=lambda: FeatureStates(True, True, True))
 
     def __enter__(self) -> Self:
         self._socket = RouterSocket()
@@ -118,6 +123,9 @@ class ScriptedEngine:
                 self._send(peer, MetricsText(query_id, b"pointsman_steps_total 7\n"))
             case EvictCommand(query_id, part):
                 self._send(peer, EvictReport(query_id, part, nodes=3, bytes=4096, kept_leased=1))
+            case FeaturesCommand(query_id):
+                self.features = _switched(self.features, message)
+                self._send(peer, FeaturesReport(query_id, self.features))
 
     def _submit(self, peer: bytes, submit: Submit) -> None:
         self.submits.append(submit)
@@ -192,7 +200,14 @@ class ScriptedEngine:
             store_nodes=0,
             store_bytes={"kv": 0, "routes": 0},
             steps_total=7,
+            features=self.features,
         )
+
+
+def _switched(features: FeatureStates, command: FeaturesCommand) -> FeatureStates:
+    names = FeatureStates.__struct_fields__
+    asked = {name: getattr(command, name) for name in names}
+    return msgspec.structs.replace(features, **{n: v for n, v in asked.items() if v is not None})
 
 
 def scripted_routes(num_tokens: int) -> tuple[np.ndarray, np.ndarray]:

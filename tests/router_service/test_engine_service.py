@@ -11,6 +11,9 @@ from cluster.messages import (
     CellStatus,
     EvictCommand,
     EvictReport,
+    FeaturesCommand,
+    FeaturesReport,
+    FeatureStates,
     Finish,
     MetricsQuery,
     MetricsText,
@@ -104,6 +107,21 @@ def test_an_eviction_waits_for_the_end_of_the_step_and_is_answered(cell: Content
     report = cell.client.answer(EvictReport)
     assert (report.query_id, report.part) == (3, "all")
     assert report.nodes + report.kept_leased > 0
+
+
+def test_features_are_switched_at_the_end_of_the_step(cell: ContentCell) -> None:
+    hold_a_step(cell)
+    cell.client.send(FeaturesCommand(4, None, False, False))
+    assert cell.client.status().features.prefix_store
+    cell.ranks.may_answer.set()
+    switched = FeatureStates(route_replay=True, planned_dispatch=False, prefix_store=False)
+    assert cell.client.answer(FeaturesReport) == FeaturesReport(4, switched)
+    assert cell.client.status().features == switched
+    cell.client.send(Abort("running"))
+    cell.client.submit("r", PROMPT, 3)
+    cell.client.wait_for("r")
+    assert cell.client.tokens["r"] == oracle(PROMPT, 3)[0]
+    assert cell.client.completions["r"].cached_tokens == 0
 
 
 def test_an_aborted_request_is_gone_and_nothing_more_is_said_of_it(cell: ContentCell) -> None:
@@ -212,6 +230,14 @@ def test_while_starting_status_says_so_and_submits_are_refused_at_once() -> None
         assert cell.client.refusals["early"] == Refused("early", "unavailable", "starting")
         cell.client.send(EvictCommand(2, "all"))
         assert cell.client.answer(EvictReport).nodes == 0
+
+
+def test_while_starting_features_are_switched() -> None:
+    with ContentCell(ranks_come=False) as cell:
+        cell.client.send(FeaturesCommand(3, False, None, None))
+        report = cell.client.answer(FeaturesReport)
+        assert (report.query_id, report.features.route_replay) == (3, False)
+        assert not cell.client.status().features.route_replay
 
 
 def test_stop_ends_a_cell_that_is_still_starting() -> None:

@@ -152,6 +152,61 @@ def test_evict_refuses_what_it_does_not_know(body: dict[str, Any], field: str) -
         assert_error(client.get("/v1/models"), 404, None)
 
 
+def test_features_are_switched_one_by_one_and_answered_all() -> None:
+    with (
+        ScriptedEngine() as engine,
+        running_server(engine) as (_, ports),
+        admin(ports) as client,
+    ):
+        states = {"route_replay": True, "planned_dispatch": True, "prefix_store": True}
+        assert client.post("/admin/features", json={}).json() == states
+        for name in states:
+            states = {**states, name: False}
+            assert client.post("/admin/features", json={name: False}).json() == states
+            assert client.get("/admin/status").json()["features"] == states
+        back = {"prefix_store": True, "route_replay": True}
+        assert client.post("/admin/features", json=back).json() == {**states, **back}
+        nothing = {"planned_dispatch": None}
+        assert client.post("/admin/features", json=nothing).json() == {**states, **back}
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"rebalance": True}, "rebalance"),
+        ({"prefix_store": False, "x": None}, "x"),
+        ({"route_replay": 0}, "route_replay"),
+        ({"route_replay": 1.0}, "route_replay"),
+        ({"planned_dispatch": "off"}, "planned_dispatch"),
+        ({"prefix_store": False, "planned_dispatch": []}, "planned_dispatch"),
+        ({"prefix_store": {}}, "prefix_store"),
+    ],
+)
+def test_features_refuse_what_they_do_not_know_and_switch_nothing(
+    body: dict[str, Any], field: str
+) -> None:
+    with (
+        ScriptedEngine() as engine,
+        running_server(engine) as (_, ports),
+        admin(ports) as client,
+    ):
+        assert_error(client.post("/admin/features", json=body), 400, field)
+        states = client.post("/admin/features", json={}).json()
+    assert set(states.values()) == {True}
+
+
+def test_features_take_an_object_by_post_on_the_admin_port_only() -> None:
+    with (
+        ScriptedEngine() as engine,
+        running_server(engine) as (public, ports),
+        admin(ports) as client,
+    ):
+        assert_error(client.post("/admin/features", json=[]), 400, None)
+        assert_error(client.post("/admin/features", content=b""), 400, None)
+        assert_error(client.get("/admin/features"), 405, None)
+        assert_error(public.post("/admin/features", json={}), 404, None)
+
+
 def test_admin_status_shows_the_cell() -> None:
     with (
         ScriptedEngine() as engine,
