@@ -7,6 +7,7 @@ import pytest
 from tests.helpers.content_engine import assert_undisturbed, make_harness, make_prompt, read_metrics
 from tests.helpers.content_workers import oracle
 from tests.helpers.engines import EngineHarness
+from tests.helpers.planned_content import make_planned_harness
 
 FEATURES = ("route_replay", "planned_dispatch", "prefix_store")
 
@@ -27,10 +28,13 @@ def source_of(harness: EngineHarness, request_id: str) -> tuple[int, int]:
 @pytest.mark.parametrize("seed", range(24))
 def test_output_and_routes_are_the_same_whatever_is_switched_when(seed: int) -> None:
     rng = random.Random(3000 + seed)
-    harness = make_harness(
+    harness = make_planned_harness(
         rng.choice([1, 2, 4]),
+        fragment_tokens=rng.choice([4, 8]),
+        memory_bytes=rng.choice([2_000, 2**20]),
+        compile_delay=rng.choice([0, 2]),
         num_kv_blocks=rng.choice([16, 24, 60]),
-        budget=rng.choice([3, 8, 32]),
+        budget=rng.choice([3, 10, 32]),
         max_num_seqs=rng.choice([2, 8]),
         frame_delay=rng.choice([0, 1, 3]),
     )
@@ -157,6 +161,50 @@ def test_a_request_admitted_with_the_store_off_meets_the_same_blocks_of_another_
     assert_undisturbed(harness.generations["off"], prompt, 16)
     assert_undisturbed(harness.generations["on"], [*prompt, 1, 2], 16)
     assert read_metrics(harness)("route_conflicts_total") == {"": 0.0}
+
+
+def replay_switching_plans(*states_before_each_step: bool) -> dict[str, float]:
+    """Replays 40 tokens, 8 in a step, and says by which way they went."""
+    harness = make_planned_harness(2, budget=8)
+    prompt = make_prompt(43)
+    harness.generate("cold", prompt, 4)
+    harness.engine.evict("kv")
+    harness.submit("replays", prompt, 4)
+    for state in states_before_each_step:
+        harness.engine.set_features(planned_dispatch=state)
+        run_steps(harness, 1)
+    harness.run()
+    assert_undisturbed(harness.generations["replays"], prompt, 4)
+    assert source_of(harness, "replays") == (0, 40)
+    return read_metrics(harness)("replayed_tokens_total")
+
+
+def test_with_planned_dispatch_off_replays_are_negotiated() -> None:
+    assert replay_switching_plans(False) == {"negotiated": 40, "planned": 0}
+
+
+def test_with_planned_dispatch_on_replays_are_planned() -> None:
+    assert replay_switching_plans(True) == {"negotiated": 0, "planned": 40}
+
+
+def test_planned_dispatch_goes_off_and_on_within_one_replay() -> None:
+    # the first step sends the plans, each of the next ones replays 8 tokens
+    ways = replay_switching_plans(True, True, False, False, True)
+    assert ways == {"negotiated": 16, "planned": 24}
+
+
+def test_a_request_that_waits_for_its_plan_goes_on_negotiated_when_plans_go_off() -> None:
+    harness = make_planned_harness(2, budget=8, compile_delay=10**6)
+    prompt = make_prompt(43)
+    harness.generate("cold", prompt, 4)
+    harness.engine.evict("kv")
+    harness.submit("replays", prompt, 4)
+    run_steps(harness, 20)
+    assert read_metrics(harness)("replayed_tokens_total") == {"negotiated": 0, "planned": 0}
+    harness.engine.set_features(planned_dispatch=False)
+    harness.run()
+    assert_undisturbed(harness.generations["replays"], prompt, 4)
+    assert read_metrics(harness)("replayed_tokens_total") == {"negotiated": 40, "planned": 0}
 
 
 def test_a_feature_that_is_not_named_stays_as_it_is() -> None:
