@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
         if parsed.command == "check":
             return _check(config, parsed.json)
         if parsed.command == "bench":
-            return _bench(config, parsed.what, parsed.json)
+            return _bench(config, parsed)
         return _serve(config)
     except PointsmanError as error:
         print(f"pointsman: {_one_line(error)}", file=sys.stderr)
@@ -97,14 +97,48 @@ def _add_bench(commands: "argparse._SubParsersAction[_Parser]") -> None:
     bench = commands.add_parser(
         "bench",
         help="measure this machine",
-        description="Measure this machine. control: a step's time outside the forward. "
-        "idle: CPU of an idle cell beside that of Ray with as many empty actors.",
-        usage="pointsman bench {control,idle} [FLAG ...]",
+        description="Measure this machine. `pointsman bench WHAT --help` lists the flags.",
+        usage="pointsman bench {control,idle,prefix} [FLAG ...]",
         allow_abbrev=False,
     )
-    bench.add_argument("what", choices=["control", "idle"])
-    bench.add_argument("--json", type=Path, metavar="FILE", help="also write JSON (overwrites)")
-    add_settings(bench, CELL_GROUPS)
+    kinds = bench.add_subparsers(dest="what", required=True, metavar="WHAT", title="what")
+    _add_bench_kind(kinds, "control", "a step's time outside the forward")
+    _add_bench_kind(
+        kinds, "idle", "CPU of an idle cell beside that of Ray with as many empty actors"
+    )
+    _add_prefix_sizes(
+        _add_bench_kind(
+            kinds, "prefix", "time to first token by what is left of a prefix: KV, routes, nothing"
+        )
+    )
+
+
+def _add_bench_kind(
+    kinds: "argparse._SubParsersAction[_Parser]", what: str, text: str
+) -> argparse.ArgumentParser:
+    kind = kinds.add_parser(
+        what,
+        help=text,
+        description=f"{text[0].upper()}{text[1:]}.",
+        usage=f"pointsman bench {what} [FLAG ...]",
+        allow_abbrev=False,
+    )
+    kind.add_argument("--json", type=Path, metavar="FILE", help="also write JSON (overwrites)")
+    add_settings(kind, CELL_GROUPS)
+    return kind
+
+
+def _add_prefix_sizes(prefix: argparse.ArgumentParser) -> None:
+    prefix.add_argument("--png", type=Path, metavar="FILE", help="also draw it (overwrites)")
+    for flag, default, text in (
+        ("--prefix-tokens", 4000, "tokens of the prefix"),
+        ("--tail-tokens", 32, "prompt tokens after it, never in the store"),
+        ("--output-tokens", 32, "tokens to generate, greedily"),
+        ("--repeats", 3, "how often each row is measured"),
+    ):
+        prefix.add_argument(
+            flag, type=int, metavar="N", default=default, help=f"{text} (default: {default})"
+        )
 
 
 def _config(parsed: argparse.Namespace) -> Config:
@@ -127,19 +161,37 @@ def _check(config: Config, json_file: Path | None) -> int:
     return 0
 
 
-def _bench(config: Config, what: str, json_file: Path | None) -> int:
+def _bench(config: Config, parsed: argparse.Namespace) -> int:
     set_ray_environment()
-    check_writable(json_file)
+    check_writable(parsed.json)
+    if parsed.what == "prefix":
+        return _bench_prefix(config, parsed)
     from deploy.bench import control, idle  # as above
     from deploy.bench.report import markdown, report
 
-    if what == "idle":
+    if parsed.what == "idle":
         rows = idle.run(config)
     else:
         ep_sizes = [config.cell.ep_size] if config.cell.ep_size else control.EP_SIZES
         rows = control.run(config, ep_sizes)
     print(markdown(rows))
-    write_json(report(rows), json_file)
+    write_json(report(rows), parsed.json)
+    return 0
+
+
+def _bench_prefix(config: Config, parsed: argparse.Namespace) -> int:
+    from deploy.bench import chart, prefix  # as above
+    from deploy.bench.report import markdown, report
+
+    chart.check_drawable(parsed.png)
+    sizes = prefix.PrefixSizes(
+        parsed.prefix_tokens, parsed.tail_tokens, parsed.output_tokens, parsed.repeats
+    )
+    rows = prefix.run(config, sizes)
+    print(markdown(rows))
+    print(f"\n{prefix.LEFT_OUT}")
+    write_json(report(rows), parsed.json)
+    chart.draw(rows, parsed.png)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""The file of `--json`: refused before any work is done for it, written at the end."""
+"""The file of `--json` (and of `--png`): refused before any work is done for it, written at the end."""
 
 import json
 from pathlib import Path
@@ -7,8 +7,8 @@ from typing import Any
 from cluster.errors import ConfigError
 
 
-def check_writable(file: Path | None) -> None:
-    """Opens it as `write_json` will, changing nothing. Raises ConfigError."""
+def check_writable(file: Path | None, flag: str = "--json") -> None:
+    """Opens it as the one who writes it will, changing nothing. Raises ConfigError."""
     if file is None:
         return
     existed = file.exists()
@@ -17,7 +17,7 @@ def check_writable(file: Path | None) -> None:
         if not existed:
             file.unlink()
     except OSError as error:
-        raise _refused(file, error) from error
+        raise refused(file, error, flag) from error
 
 
 def write_json(value: dict[str, Any], file: Path | None) -> None:
@@ -27,8 +27,8 @@ def write_json(value: dict[str, Any], file: Path | None) -> None:
     try:
         file.write_text(json.dumps(value, indent=2) + "\n")
     except OSError as error:
-        raise _refused(file, error) from error
+        raise refused(file, error, "--json") from error
 
 
-def _refused(file: Path, error: OSError) -> ConfigError:
-    return ConfigError(f"--json {file}: {error.strerror}")
+def refused(file: Path, error: OSError, flag: str) -> ConfigError:
+    return ConfigError(f"{flag} {file}: {error.strerror}")

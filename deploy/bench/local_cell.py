@@ -1,6 +1,7 @@
 """A cell for measurements: rank processes without Ray, engine and store here, so that steps can be watched."""
 
 import multiprocessing
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ import numpy as np
 
 from cluster.channel import PullSocket, RouterSocket
 from cluster.config import Config
+from cluster.errors import CellError
 from cluster.messages import Completion, SamplingParams, StepResult, Submit
 from cluster.namespace import model_fingerprint, namespace_of
 from cluster.placement import ExpertPlacement
@@ -39,29 +41,64 @@ _CLIENT = b"bench"
 
 @dataclass(frozen=True)
 class WatchedStep:
+    """num_planned_tokens of the num_replayed_tokens travelled by plans; home_ranks have a chunk."""
+
     num_tokens: int
     num_chunks: int
+    num_replayed_tokens: int
+    num_planned_tokens: int
+    home_ranks: frozenset[int]
     timeline: StepTimeline
     results: Sequence[StepResult]
 
 
+@dataclass(frozen=True)
+class Generation:
+    """One request that had the cell to itself.
+
+    token_seconds: since the submit, when each token was there
+    prefill:       the steps up to the one that sampled the first token
+    """
+
+    token_ids: list[int]
+    token_seconds: list[float]
+    prefill: Sequence[WatchedStep]
+    completion: Completion
+    num_compiled_fragments: int
+
+
 @dataclass
 class RecordingObserver:
-    """Keeps every step; the other events are not needed here."""
+    """Keeps every step and counts plan fragments to be compiled; the other events are not needed here."""
 
     steps: list[WatchedStep] = field(default_factory=list)
+    num_compiled_fragments: int = 0
+
+    def clear(self) -> None:
+        self.steps.clear()
+        self.num_compiled_fragments = 0
 
     def committed(
         self, schedule: Schedule, results: Sequence[StepResult], timeline: StepTimeline
     ) -> None:
-        num_tokens = sum(chunk.num_tokens for chunk in schedule.chunks)
-        self.steps.append(WatchedStep(num_tokens, len(schedule.chunks), timeline, results))
+        chunks = schedule.chunks
+        step = WatchedStep(
+            num_tokens=sum(chunk.num_tokens for chunk in chunks),
+            num_chunks=len(chunks),
+            num_replayed_tokens=sum(chunk.num_tokens for chunk in chunks if chunk.replays),
+            num_planned_tokens=sum(chunk.num_tokens for chunk in chunks if chunk.fragment_ids),
+            home_ranks=frozenset(int(chunk.request.home_rank or 0) for chunk in chunks),
+            timeline=timeline,
+            results=results,
+        )
+        self.steps.append(step)
 
     def token(self, request: Request, now: float) -> None: ...
 
     def preempted(self, request: Request) -> None: ...
 
-    def planned_fragment(self, *, hit: bool) -> None: ...
+    def planned_fragment(self, *, hit: bool) -> None:
+        self.num_compiled_fragments += not hit
 
     def conflicted(self, request: Request, num_blocks: int) -> None: ...
 
@@ -130,11 +167,17 @@ class LocalCell:
             draw_seed=lambda: 0,
         )
 
-    def submit(self, request_id: str, prompt: Sequence[int], max_tokens: int) -> None:
+    def submit(
+        self,
+        request_id: str,
+        prompt: Sequence[int],
+        max_tokens: int,
+        cache_salt: str | None = None,
+    ) -> None:
         """Greedy, to the last token."""
         sampling = SamplingParams(max_tokens, 0.0, 1.0, None, ())
         ids = np.array(prompt, np.int32)
-        self.engine.submit(_CLIENT, Submit(request_id, ids, sampling, None, False))
+        self.engine.submit(_CLIENT, Submit(request_id, ids, sampling, cache_salt, False))
 
     def run(self) -> dict[str, Completion]:
         """Until all is done."""
@@ -145,6 +188,36 @@ class LocalCell:
                 if item.delta.completion is not None:
                     done[item.delta.request_id] = item.delta.completion
         return done
+
+    def generate(
+        self, request_id: str, prompt: Sequence[int], max_tokens: int, cache_salt: str
+    ) -> Generation:
+        """Alone in the cell, until it is done. Raises CellError if it fails."""
+        self.observer.clear()
+        started = time.monotonic()
+        self.submit(request_id, prompt, max_tokens, cache_salt)
+        token_ids: list[int] = []
+        token_seconds: list[float] = []
+        num_prefill_steps = 0
+        completion: Completion | None = None
+        while self.engine.has_work:
+            self.engine.step()
+            for item in self.engine.take_deltas():
+                completion = item.delta.completion
+                if item.delta.token_ids:
+                    num_prefill_steps = num_prefill_steps or len(self.observer.steps)
+                    token_ids += item.delta.token_ids
+                    token_seconds.append(time.monotonic() - started)
+        assert completion is not None, "the engine is idle, so the request has ended"
+        if completion.error is not None:
+            raise CellError(completion.error)
+        return Generation(
+            token_ids=token_ids,
+            token_seconds=token_seconds,
+            prefill=self.observer.steps[:num_prefill_steps],
+            completion=completion,
+            num_compiled_fragments=self.observer.num_compiled_fragments,
+        )
 
 
 @contextmanager

@@ -1,0 +1,231 @@
+"""`pointsman bench prefix`: what a prompt with a known prefix costs, by what is left of the prefix.
+
+Every sample has a salt of its own, into which the prefix alone is computed first, so that prefix, tail and output are
+the same in every row and the tail is never in the store. A repeat measures all rows one after the other:
+
+    cold                  nothing is left
+    evicted_negotiated    routes are left but not used: the gate chooses, dispatch is negotiated
+    replay_negotiated     routes are left and replayed, dispatch is negotiated
+    replay_planned_first  … replayed by plans that nobody has yet: compiled and sent meanwhile
+    replay_planned        … by plans that every rank has
+    kv_hit                KV is left
+    kv_copy               KV is left in another buffer of this host and copied back: `kv_hit` of the same repeat plus
+                          the copy of as many bytes, what a KV tier in host memory would take at least
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cluster.config import Config
+from cluster.errors import CellError, ConfigError
+from cluster.messages import StepResult
+from deploy.bench.local_cell import Generation, LocalCell, WatchedStep, local_cell
+from deploy.cell_plan import CellPlan
+from deploy.planning import plan_cell
+
+LEFT_OUT = (
+    "left out: kv_gate and kv_replay_planned (hidden states computed again beside kept KV: no step "
+    "can do that yet); messages and bytes (ranks do not report them)"
+)
+WARM_UP_PREFIX_TOKENS = 512
+PARTS = ("attention", "gate", "dispatch", "experts", "combine")
+
+
+@dataclass(frozen=True)
+class PrefixSizes:
+    prefix_tokens: int
+    tail_tokens: int
+    output_tokens: int
+    repeats: int
+
+    @property
+    def num_tokens(self) -> int:
+        return self.prefix_tokens + self.tail_tokens + self.output_tokens
+
+    def check(self, plan: CellPlan) -> None:
+        """Raises ConfigError."""
+        for flag, value, low in (
+            ("--prefix-tokens", self.prefix_tokens, plan.block_size),
+            ("--tail-tokens", self.tail_tokens, 1),
+            ("--output-tokens", self.output_tokens, 2),
+            ("--repeats", self.repeats, 1),
+        ):
+            if value < low:
+                raise ConfigError(f"{flag} {value} is too small: at least {low}")
+        if self.num_tokens > plan.max_model_len:
+            raise ConfigError(
+                f"{self.prefix_tokens} prefix, {self.tail_tokens} tail and {self.output_tokens} output "
+                f"tokens exceed the context of {plan.max_model_len}: lower --prefix-tokens"
+            )
+
+
+@dataclass(frozen=True)
+class _State:
+    """What is left of the prefix, and what may be used of it."""
+
+    seeded: bool = True
+    kv: bool = False
+    route_replay: bool = True
+    planned_dispatch: bool = True
+
+
+_STATES: Mapping[str, _State] = {
+    "cold": _State(seeded=False),
+    "evicted_negotiated": _State(route_replay=False),
+    "replay_negotiated": _State(planned_dispatch=False),
+    "replay_planned_first": _State(),
+    "replay_planned": _State(),
+    "kv_hit": _State(kv=True),
+}
+"""In the order of a repeat, whose prefix is new: the fourth row compiles what the fifth finds."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    generation: Generation
+    copy_seconds: float = 0.0
+
+    @property
+    def ttft_seconds(self) -> float:
+        return self.copy_seconds + self.generation.token_seconds[0]
+
+    @property
+    def forward_seconds(self) -> float:
+        """Of the slowest rank of each step."""
+        return self._sum(lambda step: max(r.timings.forward for r in step.results))
+
+    @property
+    def control_seconds(self) -> float:
+        return self.generation.token_seconds[0] - self.forward_seconds
+
+    @property
+    def output_tokens_per_second(self) -> float:
+        seconds = self.generation.token_seconds
+        return (len(seconds) - 1) / (seconds[-1] - seconds[0])
+
+    def part_seconds(self, part: str) -> float:
+        """Of the request's home rank, which all others wait for and which waits for all others."""
+        return self._sum(lambda step: float(getattr(_at_home(step).timings, part)))
+
+    def other_seconds(self) -> float:
+        return self.forward_seconds - sum(map(self.part_seconds, PARTS))
+
+    def _sum(self, seconds: Callable[[WatchedStep], float]) -> float:
+        return sum(map(seconds, self.generation.prefill))
+
+
+def _at_home(step: WatchedStep) -> StepResult:
+    return next(result for result in step.results if result.rank in step.home_ranks)
+
+
+def run(config: Config, sizes: PrefixSizes) -> list[dict[str, Any]]:
+    """Raises ConfigError for sizes that do not fit, CellError when rows disagree in their output."""
+    plan = plan_cell(config)
+    sizes.check(plan)
+    warm_up = PrefixSizes(
+        min(sizes.prefix_tokens, WARM_UP_PREFIX_TOKENS), sizes.tail_tokens, sizes.output_tokens, 1
+    )
+    with local_cell(config, plan) as cell:
+        bench = _Bench(cell, plan)
+        bench.repeat("warm-up", warm_up)
+        repeats = [bench.repeat(str(number), sizes) for number in range(sizes.repeats)]
+    return [_row(name, plan, sizes, [samples[name] for samples in repeats]) for name in repeats[0]]
+
+
+class _Bench:
+    """Owner of the prompts and of the buffers of kv_copy."""
+
+    def __init__(self, cell: LocalCell, plan: CellPlan) -> None:
+        self._cell = cell
+        self._plan = plan
+        self._random = np.random.default_rng(0)
+
+    def repeat(self, label: str, sizes: PrefixSizes) -> dict[str, Sample]:
+        """All rows, on a prefix that is new."""
+        num_prompt = sizes.prefix_tokens + sizes.tail_tokens
+        prompt = self._random.integers(0, self._plan.spec.vocab_size, num_prompt, np.int32)
+        samples = {
+            name: Sample(self._generate(f"{label}-{name}", state, prompt, sizes))
+            for name, state in _STATES.items()
+        }
+        hit = samples["kv_hit"].generation
+        num_bytes = hit.completion.cached_tokens * self._plan.kv_bytes_per_token
+        samples["kv_copy"] = Sample(hit, _copy_seconds(num_bytes))
+        check_equal(samples)
+        return samples
+
+    def _generate(
+        self, salt: str, state: _State, prompt: npt.NDArray[np.int32], sizes: PrefixSizes
+    ) -> Generation:
+        engine, features = self._cell.engine, self._cell.features
+        engine.evict("all")  # nothing of other samples takes part, not even by being evicted
+        if state.seeded:
+            self._cell.generate(f"{salt}-seed", prompt[: sizes.prefix_tokens].tolist(), 1, salt)
+        if not state.kv:
+            engine.evict("kv")
+        features.route_replay = state.route_replay
+        features.planned_dispatch = state.planned_dispatch
+        return self._cell.generate(salt, prompt.tolist(), sizes.output_tokens, salt)
+
+
+def _copy_seconds(num_bytes: int) -> float:
+    """Between two buffers of this host that are both mapped already."""
+    source, target = np.ones(num_bytes, np.uint8), np.zeros(num_bytes, np.uint8)
+    target.fill(2)
+    started = perf_counter()
+    np.copyto(target, source)
+    return perf_counter() - started
+
+
+def check_equal(samples: Mapping[str, Sample]) -> None:
+    expected = samples["cold"].generation.token_ids
+    for name, sample in samples.items():
+        token_ids = sample.generation.token_ids
+        if token_ids != expected:
+            first = next(i for i, token_id in enumerate(token_ids) if token_id != expected[i])
+            raise CellError(
+                f"row {name} generated token {token_ids[first]} at output position {first}, cold "
+                f"{expected[first]}: nothing is measured; --deterministic makes all rows exactly equal"
+            )
+
+
+def _row(
+    name: str, plan: CellPlan, sizes: PrefixSizes, samples: Sequence[Sample]
+) -> dict[str, Any]:
+    """Seconds are medians over the repeats of sums over the prefill steps; rates follow from medians."""
+    ttft = [sample.ttft_seconds for sample in samples]
+    parts = {f"{part}_seconds": _median([s.part_seconds(part) for s in samples]) for part in PARTS}
+    num_prompt = sizes.prefix_tokens + sizes.tail_tokens
+    generations = [sample.generation for sample in samples]
+    return {
+        "row": name,
+        "ep_size": plan.ep_size,
+        **parts,
+        "other_seconds": _median([s.other_seconds() for s in samples]),
+        "control_seconds": _median([s.control_seconds for s in samples]),
+        "copy_seconds": _median([s.copy_seconds for s in samples]),
+        "ttft_seconds_p50": _median(ttft),
+        "ttft_seconds_p99": round(float(np.percentile(ttft, 99, method="higher")), 5),
+        "tokens_per_second": round(num_prompt / median(ttft), 1),
+        "output_tokens_per_second": round(median(s.output_tokens_per_second for s in samples), 1),
+        "repeats": len(samples),
+        "prefill_steps": min(len(g.prefill) for g in generations),
+        "cached_tokens": min(g.completion.cached_tokens for g in generations),
+        "replayed_tokens": min(
+            sum(step.num_replayed_tokens for step in g.prefill) for g in generations
+        ),
+        "planned_tokens": min(
+            sum(step.num_planned_tokens for step in g.prefill) for g in generations
+        ),
+        "compiled_fragments": max(g.num_compiled_fragments for g in generations),
+    }
+
+
+def _median(seconds: Sequence[float]) -> float:
+    return round(median(seconds), 5)

@@ -1,0 +1,152 @@
+"""`pointsman bench prefix` at sizes of a few seconds, on a random checkpoint."""
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.config import load_config
+from cluster.errors import CellError
+from cluster.messages import Completion
+from deploy.bench.local_cell import Generation
+from deploy.bench.prefix import PrefixSizes, Sample, check_equal, run
+from deploy.cli import main
+from tests.helpers.tiny_checkpoints import write_tiny_checkpoint
+
+ROWS = [
+    "cold",
+    "evicted_negotiated",
+    "replay_negotiated",
+    "replay_planned_first",
+    "replay_planned",
+    "kv_hit",
+    "kv_copy",
+]
+SECONDS = [
+    f"{part}_seconds"
+    for part in ("attention", "gate", "dispatch", "experts", "combine", "control", "copy")
+]
+PREFIX_TOKENS = 256
+TAIL_TOKENS = 20
+SIZES = ("--prefix-tokens", "256", "--tail-tokens", "20", "--output-tokens", "3", "--repeats", "1")
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def rows(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """By name."""
+    model = write_tiny_checkpoint(tmp_path_factory.mktemp("model"), seed=1)
+    config = load_config(
+        None,
+        {
+            "model.dir": str(model),
+            "cell.ep_size": request.param,
+            "scheduler.plan_wait_seconds": 30.0,
+        },
+    )
+    sizes = PrefixSizes(PREFIX_TOKENS, TAIL_TOKENS, output_tokens=3, repeats=2)
+    return {row["row"]: row for row in run(config, sizes)}
+
+
+def test_all_states_of_a_prefix_have_a_row(rows: Any) -> None:
+    assert list(rows) == ROWS
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_a_row_tells_where_the_time_went(rows: Any, row: str) -> None:
+    assert all(rows[row][field] >= 0 for field in SECONDS)
+    assert 0 < rows[row]["ttft_seconds_p50"] <= rows[row]["ttft_seconds_p99"]
+    assert rows[row]["attention_seconds"] > 0
+    assert rows[row]["tokens_per_second"] > 0
+    assert rows[row]["output_tokens_per_second"] > 0
+    assert rows[row]["repeats"] == 2
+
+
+@pytest.mark.parametrize("row", ["cold", "evicted_negotiated"])
+def test_without_replay_every_token_meets_the_gate(rows: Any, row: str) -> None:
+    assert rows[row]["cached_tokens"] == 0
+    assert rows[row]["replayed_tokens"] == 0
+
+
+def test_negotiated_replay_has_no_planned_token(rows: Any) -> None:
+    assert rows["replay_negotiated"]["replayed_tokens"] == PREFIX_TOKENS
+    assert rows["replay_negotiated"]["planned_tokens"] == 0
+
+
+@pytest.mark.parametrize("row", ["replay_planned_first", "replay_planned"])
+def test_nearly_all_replayed_tokens_of_a_planned_row_travel_by_plans(rows: Any, row: str) -> None:
+    assert rows[row]["replayed_tokens"] == PREFIX_TOKENS
+    assert rows[row]["planned_tokens"] >= 0.95 * PREFIX_TOKENS
+
+
+def test_only_the_first_planned_replay_compiles(rows: Any) -> None:
+    assert rows["replay_planned_first"]["compiled_fragments"] > 0
+    assert rows["replay_planned"]["compiled_fragments"] == 0
+
+
+@pytest.mark.parametrize("row", ["kv_hit", "kv_copy"])
+def test_kept_kv_leaves_the_tail_to_compute(rows: Any, row: str) -> None:
+    assert rows[row]["cached_tokens"] == PREFIX_TOKENS
+    assert rows[row]["replayed_tokens"] == 0
+
+
+def test_a_copy_is_a_hit_after_the_copy(rows: Any) -> None:
+    assert rows["kv_copy"]["ttft_seconds_p50"] >= rows["kv_hit"]["ttft_seconds_p50"]
+    assert rows["kv_copy"]["experts_seconds"] == rows["kv_hit"]["experts_seconds"]
+
+
+def test_rows_that_disagree_in_their_output_are_not_reported() -> None:
+    samples = {
+        "cold": Sample(make_generation([5, 6, 7])),
+        "kv_hit": Sample(make_generation([5, 9, 7])),
+    }
+    with pytest.raises(CellError, match=r"row kv_hit .* position 1"):
+        check_equal(samples)
+
+
+def test_the_command_prints_a_table_and_writes_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, file = write_tiny_checkpoint(tmp_path / "model", seed=1), tmp_path / "prefix.json"
+    arguments = ["--model", str(model), "--ep-size", "1", "--deterministic", "--json", str(file)]
+    assert main(["bench", "prefix", *SIZES, *arguments]) == 0
+    report = json.loads(file.read_text())
+    assert set(report) == {"machine", "command", "rows"}
+    assert [row["row"] for row in report["rows"]] == ROWS
+    output = capsys.readouterr().out
+    assert "| replay_planned |" in output
+    assert "left out: kv_gate" in output
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "told"),
+    [
+        ("--prefix-tokens", "15", "--prefix-tokens 15 is too small"),
+        ("--prefix-tokens", "4096", "exceed the context of 4096"),
+        ("--tail-tokens", "0", "--tail-tokens 0 is too small"),
+        ("--output-tokens", "1", "--output-tokens 1 is too small"),
+        ("--repeats", "0", "--repeats 0 is too small"),
+        ("--png", "/nowhere/prefix.png", "--png /nowhere/prefix.png: No such file"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_in_one_line(
+    capsys: pytest.CaptureFixture[str], flag: str, value: str, told: str
+) -> None:
+    assert main(["bench", "prefix", flag, value]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert told in line
+
+
+@pytest.mark.skipif(find_spec("matplotlib") is not None, reason="it is there")
+def test_a_picture_without_matplotlib_is_refused_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "prefix", "--png", str(tmp_path / "prefix.png")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "needs matplotlib" in line
+
+
+def make_generation(token_ids: list[int]) -> Generation:
+    completion = Completion("length", None, len(token_ids), 0, 0, None, None)
+    return Generation(token_ids, [0.1] * len(token_ids), [], completion, 0)
