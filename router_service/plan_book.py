@@ -8,6 +8,7 @@ another fragment. Several requests and later replays share it; the least recentl
 
 import hashlib
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -172,6 +173,11 @@ class PlanBook:
         return evicted
 
     @property
+    def num_requests(self) -> int:
+        """Those that use fragments."""
+        return len(self._by_request)
+
+    @property
     def num_fragments(self) -> int:
         return len(self._by_id)
 
@@ -179,6 +185,15 @@ class PlanBook:
     def num_bytes(self) -> int:
         """Of the largest parts: at most so much on any rank."""
         return self._num_bytes
+
+    def check_invariants(self) -> None:
+        """Raises AssertionError. With no request that replays, no fragment is used."""
+        uses = Counter(f.fragment_id for p in self._by_request.values() for f in p.starts.values())
+        assert {f.fragment_id for f in self._by_key.values()} == set(self._by_id)
+        assert set(uses) <= set(self._by_id), "a fragment in use was evicted"
+        for fragment in self._by_id.values():
+            assert fragment.num_users == uses[fragment.fragment_id]
+        assert self._num_bytes == sum(f.num_bytes for f in self._by_id.values())
 
     # --- fragments
 

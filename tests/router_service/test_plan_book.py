@@ -1,0 +1,635 @@
+"""The plan book over a compiler and ranks that the test plays itself; then under an engine over content workers."""
+
+import random
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+from prometheus_client import CollectorRegistry
+
+from cluster.dispatch_plan import PlanFragment
+from cluster.messages import PlanPart, SamplingParams, Submit
+from cluster.metrics import Metrics
+from cluster.placement import ExpertPlacement
+from cluster.routes import ExpertRoutes
+from cluster.types import Namespace, Rank, SeqId
+from prefix_store.compiler_thread import CompilerThread
+from prefix_store.plan_compiler import compile_fragment
+from router_service.features import Features
+from router_service.plan_book import PlanBook, PlanLimits
+from router_service.plans import PlannedRun, Unplanned
+from router_service.request import Request
+from router_service.step_metrics import StepMetrics
+from tests.helpers.content_engine import assert_undisturbed, make_prompt, read_metrics
+from tests.helpers.content_workers import SHAPE
+from tests.helpers.engines import CLIENT
+from tests.helpers.planned_engine import PlannedCell, make_planned_cell
+
+SIZE = 8
+NUM_RANKS = 2
+WAIT_SECONDS = 5.0
+PLENTY = 1000
+
+
+class Compiler:
+    """Completes what it is told to."""
+
+    def __init__(self) -> None:
+        self._placement = ExpertPlacement.contiguous(SHAPE.num_experts, NUM_RANKS)
+        self._done: list[tuple[int, PlanFragment]] = []
+        self.asks: dict[int, tuple[ExpertRoutes, Rank]] = {}
+        self.timeouts: list[float] = []
+
+    def submit(self, fragment_id: int, routes: ExpertRoutes, source: Rank) -> None:
+        self.asks[fragment_id] = routes, source
+
+    def finish(self, fragment_ids: Iterable[int]) -> None:
+        for fragment_id in fragment_ids:
+            self._done.append(
+                (fragment_id, compile_fragment(*self.asks[fragment_id], self._placement))
+            )
+
+    def completed(self, timeout_seconds: float) -> list[tuple[int, PlanFragment]]:
+        self.timeouts.append(timeout_seconds)
+        done, self._done = self._done, []
+        return done
+
+
+class Ranks:
+    """Acknowledge what they are told to."""
+
+    def __init__(self) -> None:
+        self._held: list[tuple[Rank, list[int]]] = []
+        self.sent: list[tuple[Rank, PlanPart]] = []
+        self.timeouts: list[float] = []
+
+    def send_plan(self, rank: Rank, part: PlanPart) -> None:
+        self.sent.append((rank, part))
+
+    def hold(self, rank: int, fragment_ids: Iterable[int]) -> None:
+        self._held.append((Rank(rank), list(fragment_ids)))
+
+    def plans_held(self, timeout_seconds: float) -> list[tuple[Rank, list[int]]]:
+        self.timeouts.append(timeout_seconds)
+        held, self._held = self._held, []
+        return held
+
+
+class Desk:
+    """One plan book and all it talks to. `now` is its clock."""
+
+    def __init__(self, *, fragment_tokens: int = SIZE, memory_bytes: int = 2**20) -> None:
+        self.now = 0.0
+        self.features = Features()
+        self.compiler = Compiler()
+        self.ranks = Ranks()
+        self.metrics = Metrics(CollectorRegistry())
+        self.book = PlanBook(
+            PlanLimits(NUM_RANKS, 0, fragment_tokens, memory_bytes, WAIT_SECONDS),
+            features=self.features,
+            compiler=self.compiler,
+            channel=self.ranks,
+            observer=StepMetrics(self.metrics, "negotiated"),
+            clock=lambda: self.now,
+        )
+
+    def make_ready(self) -> None:
+        """Everything asked for and not evicted is compiled and held by all ranks."""
+        sent = {part.fragment_id for _, part in self.ranks.sent}
+        self.compiler.finish(set(self.compiler.asks) - sent)
+        for rank in range(NUM_RANKS):
+            self.ranks.hold(rank, self.compiler.asks)
+        self.book.pump()
+
+    def planned(self, seed: int, num_tokens: int = SIZE) -> Request:
+        """A request whose fragments are ready."""
+        request = make_request(num_tokens, seed)
+        self.book.want(request)
+        self.make_ready()
+        return request
+
+    def used_once(self, seed: int) -> None:
+        self.book.release(self.planned(seed))
+
+    @property
+    def lookups(self) -> tuple[float, float]:
+        """Hits and misses."""
+        pair = self.metrics.plan_fragment_hits, self.metrics.plan_fragment_misses
+        hits, misses = (counter.collect()[0].samples[0].value for counter in pair)
+        return hits, misses
+
+
+def make_routes(num_tokens: int, seed: int = 0) -> ExpertRoutes:
+    rng = np.random.default_rng(seed)
+    shape = num_tokens, SHAPE.num_moe_layers, 1
+    ids = np.concatenate([rng.integers(0, 4, shape), rng.integers(4, 8, shape)], axis=2)
+    return ExpertRoutes(ids.astype(np.uint8), rng.random(ids.shape).astype(np.float32))
+
+
+def make_request(
+    num_routed: int, seed: int = 0, *, num_computed: int = 0, rank: int = 0
+) -> Request:
+    """Its routes are a function of the seed; a longer one goes on where a shorter one ends."""
+    prompt = np.zeros(num_routed + 4, np.int32)
+    request = Request(
+        Submit("r", prompt, SamplingParams(4, 0.0, 1.0, None, ()), None, False),
+        client=CLIENT,
+        seq_id=SeqId(0),
+        seed=0,
+        namespace=Namespace("model"),
+        block_size=4,
+        route_shape=SHAPE,
+        arrival_seconds=0.0,
+    )
+    request.home_rank = Rank(rank)
+    request.num_computed_tokens = num_computed
+    request.route_log.append(make_routes(PLENTY, seed).slice(0, num_routed))
+    return request
+
+
+def cover_of(desk: Desk, request: Request, limit: int = PLENTY) -> PlannedRun | Unplanned:
+    return desk.book.cover(request, limit)
+
+
+# --- fragments and their borders
+
+
+@pytest.mark.parametrize(
+    ("num_computed", "num_routed", "lengths"),
+    [
+        (0, 24, [8, 8, 8]),
+        (0, 20, [8, 8, 4]),
+        (4, 20, [4, 8, 4]),
+        (12, 13, [1]),
+        (8, 16, [8]),
+        (16, 16, []),
+    ],
+)
+def test_fragments_end_at_borders_and_where_the_routes_do(
+    num_computed: int, num_routed: int, lengths: list[int]
+) -> None:
+    desk = Desk()
+    desk.book.want(make_request(num_routed, num_computed=num_computed))
+    asked = [routes for routes, _ in desk.compiler.asks.values()]
+    assert [routes.num_tokens for routes in asked] == lengths
+    whole = make_routes(PLENTY).slice(num_computed, num_routed)
+    assert b"".join(r.topk_ids.tobytes() for r in asked) == whole.topk_ids.tobytes()
+
+
+def test_every_rank_gets_its_own_part_and_only_the_source_the_sending_one() -> None:
+    desk = Desk()
+    desk.book.want(make_request(SIZE, rank=1))
+    desk.make_ready()
+    assert [rank for rank, _ in desk.ranks.sent] == [0, 1]
+    assert [part.send is None for _, part in desk.ranks.sent] == [True, False]
+    plan = compile_fragment(*desk.compiler.asks[0], ExpertPlacement.contiguous(8, NUM_RANKS))
+    for rank, part in desk.ranks.sent:
+        assert part.receive.pair_rows.tobytes() == plan.receive[rank].pair_rows.tobytes()
+
+
+def test_requests_with_the_same_routes_share_fragments_and_both_are_counted() -> None:
+    desk = Desk()
+    desk.book.want(make_request(16))
+    desk.book.want(make_request(20))
+    assert len(desk.compiler.asks) == 3
+    assert desk.lookups == (2, 3)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [make_request(SIZE, seed=1), make_request(SIZE, rank=1), make_request(SIZE - 1)],
+    ids=["other routes", "another source", "fewer tokens"],
+)
+def test_what_differs_is_another_fragment(other: Request) -> None:
+    desk = Desk()
+    desk.book.want(make_request(SIZE))
+    desk.book.want(other)
+    assert desk.lookups == (0, 2)
+
+
+def test_the_same_ids_with_other_weights_are_another_fragment() -> None:
+    desk, other = Desk(), make_request(0)
+    routes = make_routes(SIZE)
+    weights = routes.topk_weights.copy()
+    weights[-1, -1, -1] = np.nextafter(weights[-1, -1, -1], np.float32(2))
+    other.route_log.append(ExpertRoutes(routes.topk_ids, weights))
+    desk.book.want(make_request(0 + SIZE))
+    desk.book.want(other)
+    assert len(desk.compiler.asks) == 2
+
+
+# --- from wanted to held
+
+
+def test_a_request_waits_until_its_plan_is_held_by_every_rank() -> None:
+    desk, request = Desk(), make_request(SIZE)
+    desk.book.want(request)
+    waiting = Unplanned("plan_not_ready", wait=True)
+    seen = [cover_of(desk, request)]
+    desk.compiler.finish([0])
+    desk.book.pump()
+    seen.append(cover_of(desk, request))
+    desk.ranks.hold(1, [0])
+    desk.book.pump()
+    seen.append(cover_of(desk, request))
+    desk.ranks.hold(1, [0])  # twice by one rank is not once by both
+    desk.book.pump()
+    seen.append(cover_of(desk, request))
+    assert seen == [waiting] * 4
+    desk.ranks.hold(0, [0])
+    desk.book.pump()
+    assert cover_of(desk, request) == PlannedRun((0,), SIZE)
+
+
+def test_a_request_waits_no_longer_than_it_may() -> None:
+    desk, request = Desk(), make_request(SIZE)
+    desk.book.want(request)
+    desk.now = WAIT_SECONDS - 0.01
+    before = cover_of(desk, request)
+    desk.now = WAIT_SECONDS
+    assert (before, cover_of(desk, request)) == (
+        Unplanned("plan_not_ready", wait=True),
+        Unplanned("plan_not_ready", wait=False),
+    )
+
+
+def test_a_run_ends_before_the_first_fragment_that_is_not_held() -> None:
+    desk, request = Desk(), make_request(3 * SIZE)
+    desk.book.want(request)
+    desk.compiler.finish([0, 1, 2])
+    for rank in range(NUM_RANKS):
+        desk.ranks.hold(rank, [0, 2])
+    desk.book.pump()
+    assert cover_of(desk, request) == PlannedRun((0,), SIZE)
+
+
+@pytest.mark.parametrize(
+    ("limit", "run"),
+    [(8, PlannedRun((0,), 8)), (15, PlannedRun((0,), 8)), (16, PlannedRun((0, 1), 16))],
+)
+def test_a_run_is_whole_fragments_under_the_limit(limit: int, run: PlannedRun) -> None:
+    desk = Desk()
+    request = desk.planned(0, 3 * SIZE)
+    assert cover_of(desk, request, limit) == run
+
+
+def test_a_fragment_over_the_limit_is_not_waited_for() -> None:
+    desk, request = Desk(), make_request(SIZE)
+    desk.book.want(request)
+    assert cover_of(desk, request, SIZE - 1) == Unplanned("step_budget", wait=False)
+
+
+def test_between_borders_a_request_replays_negotiated_up_to_the_next_one() -> None:
+    desk = Desk()
+    request = desk.planned(0, 2 * SIZE)
+    request.num_computed_tokens = 3
+    assert cover_of(desk, request) == Unplanned("no_border", wait=False, max_num_tokens=SIZE - 3)
+    request.num_computed_tokens = SIZE
+    assert cover_of(desk, request) == PlannedRun((1,), SIZE)
+
+
+def test_a_step_budget_under_a_block_plans_nothing_and_says_so() -> None:
+    desk, request = Desk(fragment_tokens=0), make_request(SIZE)
+    desk.book.want(request)
+    assert desk.compiler.asks == {}
+    assert cover_of(desk, request) == Unplanned("step_budget", wait=False)
+
+
+def test_switched_off_a_request_goes_on_negotiated_and_switched_on_again_planned() -> None:
+    desk = Desk()
+    request = desk.planned(0)
+    desk.features.planned_dispatch = False
+    off = cover_of(desk, request)
+    desk.features.planned_dispatch = True
+    assert (off, cover_of(desk, request)) == (
+        Unplanned("planned_off", wait=False),
+        PlannedRun((0,), SIZE),
+    )
+
+
+def test_switched_off_nothing_is_compiled() -> None:
+    desk = Desk()
+    desk.features.planned_dispatch = False
+    desk.book.want(make_request(SIZE))
+    assert desk.compiler.asks == {}
+
+
+def test_between_steps_nobody_waits_and_in_the_wait_the_one_who_is_due() -> None:
+    desk, request = Desk(), make_request(SIZE)
+    desk.book.want(request)
+    desk.book.pump()
+    desk.book.wait(0.5)
+    desk.compiler.finish([0])
+    desk.book.pump()
+    desk.book.wait(0.25)
+    assert desk.compiler.timeouts == [0.0, 0.5, 0.0]
+    assert desk.ranks.timeouts == [0.0, 0.0, 0.25]
+
+
+def test_a_wait_sends_what_was_compiled_and_takes_what_is_held() -> None:
+    desk, request = Desk(), make_request(SIZE)
+    desk.book.want(request)
+    desk.compiler.finish([0])
+    desk.book.wait(1.0)
+    assert len(desk.ranks.sent) == NUM_RANKS
+    for rank in range(NUM_RANKS):
+        desk.ranks.hold(rank, [0])
+    desk.book.wait(1.0)
+    assert cover_of(desk, request) == PlannedRun((0,), SIZE)
+
+
+def test_what_the_compiler_raises_is_raised_to_the_engine() -> None:
+    compiler = CompilerThread(ExpertPlacement.contiguous(SHAPE.num_experts, NUM_RANKS))
+    routes = make_routes(SIZE)
+    compiler.submit(0, ExpertRoutes(routes.topk_ids + 100, routes.topk_weights), Rank(0))
+    with pytest.raises(IndexError, match="out of bounds"):
+        compiler.completed(10.0)
+    compiler.close()
+
+
+# --- eviction
+
+
+def bytes_of_one() -> int:
+    desk = Desk()
+    desk.planned(0)
+    return desk.book.num_bytes
+
+
+def test_fragments_in_use_are_never_evicted() -> None:
+    desk = Desk(memory_bytes=1)
+    request = desk.planned(0, 3 * SIZE)
+    desk.book.pump()
+    assert desk.book.take_evicted() == []
+    assert cover_of(desk, request) == PlannedRun((0, 1, 2), 3 * SIZE)
+
+
+def test_the_least_recently_used_go_first() -> None:
+    desk = Desk(memory_bytes=int(2.9 * bytes_of_one()))
+    desk.used_once(seed=0)
+    desk.used_once(seed=1)
+    desk.used_once(seed=0)
+    desk.used_once(seed=2)
+    desk.book.pump()
+    assert desk.book.take_evicted() == [1]
+    assert desk.book.num_fragments == 2
+
+
+def test_evicted_ids_are_told_once() -> None:
+    desk = Desk(memory_bytes=1)
+    desk.used_once(seed=0)
+    desk.book.pump()
+    desk.book.pump()
+    assert [desk.book.take_evicted(), desk.book.take_evicted()] == [[0], []]
+
+
+def test_within_the_budget_nothing_goes() -> None:
+    desk = Desk(memory_bytes=bytes_of_one())
+    desk.used_once(seed=0)
+    desk.book.pump()
+    assert (desk.book.num_fragments, desk.book.take_evicted()) == (1, [])
+
+
+def test_a_fragment_wanted_after_its_eviction_gets_another_id() -> None:
+    desk = Desk(memory_bytes=1)
+    desk.used_once(seed=0)
+    desk.book.pump()
+    request = desk.planned(seed=0)
+    assert cover_of(desk, request) == PlannedRun((1,), SIZE)
+    assert desk.lookups == (0, 2)
+
+
+def test_an_acknowledgement_of_an_evicted_fragment_changes_nothing() -> None:
+    desk = Desk(memory_bytes=1)
+    desk.used_once(seed=0)
+    desk.book.pump()
+    desk.ranks.hold(0, [0])
+    desk.book.pump()
+    assert desk.book.num_fragments == 0
+
+
+def test_what_ranks_have_not_acknowledged_is_not_evicted_yet() -> None:
+    desk, request = Desk(memory_bytes=1), make_request(SIZE)
+    desk.book.want(request)
+    desk.book.release(request)
+    desk.compiler.finish([0])
+    desk.ranks.hold(0, [0])
+    desk.book.pump()
+    assert desk.book.take_evicted() == []
+    desk.ranks.hold(1, [0])
+    desk.book.pump()
+    assert desk.book.take_evicted() == [0]
+
+
+def test_a_release_twice_is_one() -> None:
+    desk = Desk(memory_bytes=1)
+    first, second = desk.planned(0), desk.planned(0)
+    desk.book.release(first)
+    desk.book.release(first)
+    desk.book.pump()
+    desk.book.check_invariants()
+    assert cover_of(desk, second) == PlannedRun((0,), SIZE)
+
+
+def test_a_request_that_wants_twice_uses_its_fragments_once() -> None:
+    desk = Desk(memory_bytes=1)
+    request = desk.planned(0)
+    desk.book.want(request)
+    desk.book.release(request)
+    desk.book.pump()
+    desk.book.check_invariants()
+    assert desk.book.num_fragments == 0
+
+
+# --- under an engine
+
+
+def make_replay(num_tokens: int = 32, **options: Any) -> tuple[PlannedCell, list[int]]:
+    """An engine that has computed a prompt and lost its KV."""
+    cell = make_planned_cell(**({"num_kv_blocks": 64, "budget": 64} | options))
+    prompt = make_prompt(num_tokens, seed=5)
+    cell.harness.generate("cold", prompt, 4)
+    cell.harness.engine.evict("kv")
+    return cell, prompt
+
+
+def replay_ways(cell: PlannedCell) -> dict[str, float]:
+    return read_metrics(cell.harness)("replayed_tokens_total")
+
+
+def fallbacks(cell: PlannedCell) -> dict[str, float]:
+    """Tokens by reason, of the reasons that occurred."""
+    by_reason = read_metrics(cell.harness)("replay_fallbacks_total")
+    return {reason: value for reason, value in by_reason.items() if value}
+
+
+def step_until_planned(cell: PlannedCell) -> None:
+    for _ in range(20):
+        if cell.workers.num_planned_tokens:
+            return
+        cell.harness.step()
+    raise AssertionError("nothing travelled planned in 20 steps")
+
+
+def num_planning_requests(cell: PlannedCell) -> int:
+    cell.check_invariants()
+    return cell.book.num_requests
+
+
+def test_a_replay_travels_planned_and_answers_like_the_first_time() -> None:
+    cell, prompt = make_replay()
+    assert_undisturbed(cell.harness.generate("r", prompt, 4), prompt, 4)
+    assert replay_ways(cell) == {"planned": 32, "negotiated": 0}
+    assert fallbacks(cell) == {}
+
+
+def test_the_end_of_the_replay_releases_the_plan() -> None:
+    cell, prompt = make_replay()
+    cell.harness.submit("r", prompt, 4)
+    step_until_planned(cell)
+    assert cell.workers.num_planned_tokens == 32
+    cell.harness.step()
+    assert cell.harness.generations["r"].completion is None
+    assert num_planning_requests(cell) == 0
+
+
+def test_an_abort_while_the_plan_is_under_way_releases_it() -> None:
+    cell, prompt = make_replay(max_looks=50)
+    cell.harness.submit("r", prompt, 4)
+    cell.harness.step()
+    before = num_planning_requests(cell)
+    cell.harness.engine.abort(CLIENT, "r")
+    assert (before, num_planning_requests(cell)) == (1, 0)
+
+
+def test_an_abort_in_the_middle_of_a_replay_releases_the_plan() -> None:
+    cell, prompt = make_replay(budget=8)
+    cell.harness.submit("r", prompt, 4)
+    step_until_planned(cell)
+    before = num_planning_requests(cell)
+    cell.harness.engine.abort(CLIENT, "r")
+    assert (before, num_planning_requests(cell)) == (1, 0)
+
+
+def test_a_request_that_ends_with_its_replay_releases_the_plan() -> None:
+    cell, prompt = make_replay()
+    assert_undisturbed(cell.harness.generate("r", prompt, 1), prompt, 1)
+    assert num_planning_requests(cell) == 0
+
+
+def test_a_preempted_request_replays_planned_and_releases_what_it_had() -> None:
+    cell = make_planned_cell(num_kv_blocks=10, budget=8)
+    older, younger = make_prompt(4, seed=1), make_prompt(20, seed=2)
+    cell.harness.submit("older", older, 30)
+    cell.harness.submit("younger", younger, 8)
+    cell.harness.run()
+    assert cell.harness.scheduler.num_preemptions > 0
+    assert cell.workers.num_planned_tokens > 0
+    assert num_planning_requests(cell) == 0
+    assert_undisturbed(cell.harness.generations["older"], older, 30)
+    assert_undisturbed(cell.harness.generations["younger"], younger, 8)
+
+
+def test_a_plan_that_does_not_come_in_time_is_counted_and_done_without() -> None:
+    cell, prompt = make_replay(max_looks=10**6, wait_seconds=0.0)
+    assert_undisturbed(cell.harness.generate("r", prompt, 4), prompt, 4)
+    assert replay_ways(cell) == {"planned": 0, "negotiated": 32}
+    assert fallbacks(cell) == {"plan_not_ready": 32}
+
+
+def test_a_step_budget_under_a_fragment_replays_negotiated_without_a_wait() -> None:
+    cell, prompt = make_replay(budget=7)
+    assert_undisturbed(cell.harness.generate("r", prompt, 4), prompt, 4)
+    assert replay_ways(cell)["negotiated"] >= 24
+    assert set(fallbacks(cell)) == {"step_budget", "no_border"}
+
+
+def test_switched_off_in_the_middle_of_a_replay_the_rest_goes_negotiated() -> None:
+    cell, prompt = make_replay(budget=8)
+    cell.harness.submit("r", prompt, 4)
+    step_until_planned(cell)
+    cell.harness.features.planned_dispatch = False
+    cell.harness.run()
+    assert_undisturbed(cell.harness.generations["r"], prompt, 4)
+    assert fallbacks(cell) == {"planned_off": 24}
+    assert num_planning_requests(cell) == 0
+
+
+def test_an_engine_ends_with_what_its_compiler_raised() -> None:
+    compiler = CompilerThread(ExpertPlacement.contiguous(4, 1))  # half of the experts
+    cell, prompt = make_replay(compiler=compiler)
+    with pytest.raises(IndexError, match="out of bounds"):
+        cell.harness.generate("r", prompt, 4)
+    compiler.close()
+
+
+def serve_traffic(cell: PlannedCell, rng: random.Random) -> dict[str, tuple[list[int], int]]:
+    """Shared prefixes, aborts, evictions, the switch turned; what was not aborted."""
+    stems = [make_prompt(rng.randrange(8, 40), seed=100 + number) for number in range(3)]
+    alive: dict[str, tuple[list[int], int]] = {}
+    for number in range(50):
+        stem = rng.choice(stems)
+        prompt = [*stem[: rng.randrange(1, len(stem) + 1)], *make_prompt(rng.randrange(9), number)]
+        alive[f"r{number}"] = prompt, rng.randrange(1, 16)
+        cell.harness.submit(f"r{number}", *alive[f"r{number}"])
+        for _ in range(rng.randrange(0, 5)):
+            if cell.harness.engine.has_work:
+                cell.harness.step()
+        victim = rng.choice(list(alive))
+        if rng.random() < 0.15 and cell.harness.generations[victim].completion is None:
+            cell.harness.engine.abort(CLIENT, victim)
+            del alive[victim]
+        if rng.random() < 0.25:
+            cell.harness.engine.evict(rng.choice(["kv", "kv", "routes", "all"]))
+        cell.harness.features.planned_dispatch = rng.random() < 0.9
+        cell.check_invariants()
+    cell.harness.run()
+    return alive
+
+
+TRAFFIC: dict[str, dict[str, Any]] = {
+    "plenty": {},
+    "tiny_plan_budget": {"memory_bytes": 1},
+    "small_plan_budget": {"memory_bytes": 4000},
+    "late": {"max_looks": 6},
+    "late_and_impatient": {"max_looks": 6, "wait_seconds": 0.0},
+    "small_steps": {"budget": 9, "max_looks": 3, "memory_bytes": 2000},
+    "few_blocks": {"num_kv_blocks": 16, "max_looks": 3, "memory_bytes": 1},
+}
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("options", TRAFFIC.values(), ids=TRAFFIC)
+def test_random_traffic_stays_undisturbed_and_leaves_no_fragment_in_use(
+    options: dict[str, Any], seed: int
+) -> None:
+    rng = random.Random(seed)
+    num_ranks = rng.choice([1, 2, 4])
+    cell = make_planned_cell(
+        num_ranks, rng=rng, **({"num_kv_blocks": 40, "budget": 32, "max_num_seqs": 4} | options)
+    )
+    for request_id, (prompt, max_tokens) in serve_traffic(cell, rng).items():
+        assert_undisturbed(cell.harness.generations[request_id], prompt, max_tokens)
+    assert num_planning_requests(cell) == 0
+
+
+def test_random_traffic_reaches_what_it_is_for() -> None:
+    seen: Counter[str] = Counter()
+    for options in TRAFFIC.values():
+        rng = random.Random(1)
+        defaults = {"num_kv_blocks": 40, "budget": 32, "max_num_seqs": 4}
+        cell = make_planned_cell(2, rng=rng, **(defaults | options))
+        serve_traffic(cell, rng)
+        seen += Counter(fallbacks(cell))
+        seen += Counter(
+            planned=cell.workers.num_planned_tokens,
+            evicted=cell.workers.num_evicted_fragments,
+            preempted=cell.harness.scheduler.num_preemptions,
+            shared=int(read_metrics(cell.harness)("plan_fragment_hits_total")[""]),
+        )
+    assert set(seen) >= {
+        *("planned_off", "plan_not_ready", "step_budget", "no_border"),
+        *("planned", "evicted", "preempted", "shared"),
+    }
