@@ -132,7 +132,7 @@ class PlanBook:
         if first is None:
             return Unplanned("no_border", wait=False, max_num_tokens=self._to_border(position))
         if first.num_tokens > limit:
-            return Unplanned("step_budget", wait=False)
+            return Unplanned("step_budget", wait=False, fits_later=True)
         if not first.ready:
             return Unplanned("plan_not_ready", wait=self._clock() < plan.give_up_at)
         total = 0

@@ -11,8 +11,10 @@ FRAGMENT_BLOCKS = 8
 
 
 def plan_limits(config: Config, identity: CellIdentity) -> PlanLimits:
-    """A fragment must fit a rank's token budget; with a budget under one block nothing is planned."""
-    blocks = min(FRAGMENT_BLOCKS, config.scheduler.max_num_batched_tokens // identity.block_size)
+    """Two fragments fit a rank's token budget, so that one does beside some decodes; with a budget under two blocks it
+    is one block, under one block nothing is planned."""
+    budget_blocks = config.scheduler.max_num_batched_tokens // identity.block_size
+    blocks = min(FRAGMENT_BLOCKS, budget_blocks, max(1, budget_blocks // 2))
     return PlanLimits(
         num_ranks=identity.ep_size,
         placement_epoch=identity.placement_epoch,

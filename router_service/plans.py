@@ -22,6 +22,8 @@ class Unplanned:
     wait: bool
     max_num_tokens: int | None = None
     """Up to where the next plan may begin."""
+    fits_later: bool = False
+    """There is a plan for a step that has more room."""
 
 
 class Plans(Protocol):

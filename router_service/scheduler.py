@@ -59,6 +59,19 @@ class Schedule:
         return "planned" if num_planned == len(self.chunks) else "mixed"
 
 
+@dataclass
+class _RankBudget:
+    """Of one rank in one step."""
+
+    num_tokens: int
+    has_long_chunk: bool = False
+    """Of more than a decode's one token: part of work that ends."""
+
+    def spend(self, num_tokens: int) -> None:
+        self.num_tokens -= num_tokens
+        self.has_long_chunk |= num_tokens > 1
+
+
 class Scheduler:
     """Decides; the store gives and takes blocks and leases. Called between steps only."""
 
@@ -115,7 +128,8 @@ class Scheduler:
     def schedule(self) -> Schedule:
         """Chunks for one step. Mutates the sets, the store's leases and the requests' block tables;
         `num_computed_tokens` moves only when the step commits."""
-        budgets = [self._limits.max_num_batched_tokens] * self._limits.num_ranks
+        limits = self._limits
+        budgets = [_RankBudget(limits.max_num_batched_tokens) for _ in range(limits.num_ranks)]
         preempted: list[tuple[Rank, Request]] = []
         self._awaits_plans = False
         chunks = self._schedule_running(budgets, preempted)
@@ -126,7 +140,7 @@ class Scheduler:
         return Schedule(chunks, admitted, preempted, self._awaits_plans)
 
     def _schedule_running(
-        self, budgets: list[int], preempted: list[tuple[Rank, Request]]
+        self, budgets: list[_RankBudget], preempted: list[tuple[Rank, Request]]
     ) -> list[ScheduledChunk]:
         chunks: dict[Request, ScheduledChunk] = {}
         for request in list(self.running):
@@ -136,23 +150,25 @@ class Scheduler:
             chunk = self._next_chunk(request, budgets[rank])
             if chunk is None or not self._make_room(request, chunk.num_tokens, preempted):
                 continue
-            budgets[rank] -= chunk.num_tokens
+            budgets[rank].spend(chunk.num_tokens)
             chunks[request] = chunk
         return list(chunks.values())
 
-    def _next_chunk(self, request: Request, budget: int) -> ScheduledChunk | None:
+    def _next_chunk(self, request: Request, budget: _RankBudget) -> ScheduledChunk | None:
         """Up to the end of the routed part, or to the last known token: never across the border. None when the budget
-        is spent or the request waits for its plan."""
+        is spent or the request waits for its plan or for room for it."""
         first = request.num_computed_tokens
         routed = request.num_recorded_tokens - first
         if routed <= 0:
             self._plans.release(request)
-            num_tokens = min(request.num_uncomputed_tokens, budget)
+            num_tokens = min(request.num_uncomputed_tokens, budget.num_tokens)
             return ScheduledChunk(request, first, num_tokens, replays=False) if num_tokens else None
-        limit = min(routed, budget)
-        return self._replay_chunk(request, limit) if limit else None
+        limit = min(routed, budget.num_tokens)
+        return self._replay_chunk(request, limit, budget) if limit else None
 
-    def _replay_chunk(self, request: Request, limit: int) -> ScheduledChunk | None:
+    def _replay_chunk(
+        self, request: Request, limit: int, budget: _RankBudget
+    ) -> ScheduledChunk | None:
         first = request.num_computed_tokens
         run = self._plans.cover(request, limit)
         if isinstance(run, PlannedRun):
@@ -160,6 +176,10 @@ class Scheduler:
         if run.wait:
             self._awaits_plans = True
             return None
+        if run.fits_later and budget.has_long_chunk:
+            return (
+                None  # others took the room in this step, and they end: borders are worth the wait
+            )
         num_tokens = min(limit, run.max_num_tokens or limit)
         return ScheduledChunk(request, first, num_tokens, True, unplanned_reason=run.reason)
 
@@ -195,7 +215,7 @@ class Scheduler:
     # --- admission
 
     def _admit(
-        self, budgets: list[int], chunks: list[ScheduledChunk], admitted: list[Request]
+        self, budgets: list[_RankBudget], chunks: list[ScheduledChunk], admitted: list[Request]
     ) -> None:
         places = self._limits.max_num_seqs * self._limits.num_ranks - len(self.running)
         window = list(islice(self.waiting, min(WAITING_WINDOW, 4 * places)))
@@ -226,7 +246,7 @@ class Scheduler:
             chunk = self._next_chunk(request, budgets[candidate.rank])
             if chunk is not None:
                 self._allocate_first_chunk(request, chunk.num_tokens)
-                budgets[candidate.rank] -= chunk.num_tokens
+                budgets[candidate.rank].spend(chunk.num_tokens)
                 chunks.append(chunk)
 
     def _match(self, request: Request) -> PrefixMatch:

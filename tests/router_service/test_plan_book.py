@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
+from cluster.config import Config, SchedulerSection
 from cluster.dispatch_plan import PlanFragment
-from cluster.messages import PlanPart, SamplingParams, Submit
+from cluster.messages import CellIdentity, PlanPart, SamplingParams, Submit
 from cluster.metrics import Metrics
 from cluster.placement import ExpertPlacement
 from cluster.routes import ExpertRoutes
@@ -19,6 +20,7 @@ from prefix_store.compiler_thread import CompilerThread
 from prefix_store.plan_compiler import compile_fragment
 from router_service.features import Features
 from router_service.plan_book import PlanBook, PlanLimits
+from router_service.plan_limits import plan_limits
 from router_service.plans import PlannedRun, Unplanned
 from router_service.request import Request
 from router_service.step_metrics import StepMetrics
@@ -126,6 +128,19 @@ def make_routes(num_tokens: int, seed: int = 0) -> ExpertRoutes:
     shape = num_tokens, SHAPE.num_moe_layers, 1
     ids = np.concatenate([rng.integers(0, 4, shape), rng.integers(4, 8, shape)], axis=2)
     return ExpertRoutes(ids.astype(np.uint8), rng.random(ids.shape).astype(np.float32))
+
+
+def make_identity(block_size: int) -> CellIdentity:
+    return CellIdentity(
+        model_fingerprint="digests",
+        dtype="float32",
+        deterministic=True,
+        ep_size=NUM_RANKS,
+        placement_epoch=0,
+        dispatch="negotiated",
+        block_size=block_size,
+        num_kv_blocks=64,
+    )
 
 
 def make_request(
@@ -278,7 +293,8 @@ def test_a_run_is_whole_fragments_under_the_limit(limit: int, run: PlannedRun) -
 def test_a_fragment_over_the_limit_is_not_waited_for() -> None:
     desk, request = Desk(), make_request(SIZE)
     desk.book.want(request)
-    assert cover_of(desk, request, SIZE - 1) == Unplanned("step_budget", wait=False)
+    answer = Unplanned("step_budget", wait=False, fits_later=True)
+    assert cover_of(desk, request, SIZE - 1) == answer
 
 
 def test_between_borders_a_request_replays_negotiated_up_to_the_next_one() -> None:
@@ -544,6 +560,63 @@ def test_a_step_budget_under_a_fragment_replays_negotiated_without_a_wait() -> N
     assert_undisturbed(cell.harness.generate("r", prompt, 4), prompt, 4)
     assert replay_ways(cell)["negotiated"] >= 24
     assert set(fallbacks(cell)) == {"step_budget", "no_border"}
+
+
+@pytest.mark.parametrize("num_decoding", [0, 1, 4])
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_replays_beside_each_other_and_beside_decodes_keep_to_borders(
+    num_ranks: int, num_decoding: int
+) -> None:
+    cell = make_planned_cell(num_ranks, num_kv_blocks=1000, budget=64, fragment_tokens=16)
+    prompts = {f"r{length}": make_prompt(length, seed=length) for length in range(40, 100, 8)}
+    for request_id, prompt in prompts.items():
+        cell.harness.generate(f"cold-{request_id}", prompt, 2)
+    cell.harness.engine.evict("kv")
+    for number in range(num_decoding):
+        cell.harness.submit(f"decoding-{number}", make_prompt(5, seed=900 + number), 60)
+    for _ in range(3 * bool(num_decoding)):
+        cell.harness.step()
+    for request_id, prompt in prompts.items():
+        cell.harness.submit(request_id, prompt, 2)
+    cell.harness.run()
+    assert fallbacks(cell) == {}
+    for request_id, prompt in prompts.items():
+        assert_undisturbed(cell.harness.generations[request_id], prompt, 2)
+
+
+def test_a_replay_does_not_wait_for_the_end_of_a_decode_that_leaves_it_no_room() -> None:
+    cell, prompt = make_replay(budget=8)
+    cell.harness.submit("decoding", make_prompt(3, seed=6), 100)
+    cell.harness.step()
+    cell.harness.step()
+    cell.harness.submit("r", prompt, 4)
+    for _ in range(12):
+        cell.harness.step()
+    assert_undisturbed(cell.harness.generations["r"], prompt, 4)
+    assert cell.harness.generations["decoding"].completion is None
+
+
+def test_without_any_plan_nobody_waits_for_room() -> None:
+    cell = make_planned_cell(num_kv_blocks=64, budget=40, fragment_tokens=0)
+    prompts = [make_prompt(32, seed=seed) for seed in (5, 6)]
+    for number, prompt in enumerate(prompts):
+        cell.harness.generate(f"cold-{number}", prompt, 1)
+    cell.harness.engine.evict("kv")
+    for number, prompt in enumerate(prompts):
+        cell.harness.submit(f"r{number}", prompt, 1)
+    cell.harness.step()
+    assert cell.workers.steps[-1].replayed_tokens == {0: 40}
+
+
+@pytest.mark.parametrize(
+    ("budget", "fragment_tokens"),
+    [(2048, 128), (512, 128), (256, 128), (255, 112), (128, 64), (40, 16), (16, 16), (15, 0)],
+)
+def test_two_fragments_fit_a_step_budget_and_at_least_one(
+    budget: int, fragment_tokens: int
+) -> None:
+    config = Config(scheduler=SchedulerSection(max_num_batched_tokens=budget))
+    assert plan_limits(config, make_identity(block_size=16)).fragment_tokens == fragment_tokens
 
 
 def test_switched_off_in_the_middle_of_a_replay_the_rest_goes_negotiated() -> None:
