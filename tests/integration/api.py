@@ -49,6 +49,12 @@ class CellApi:
         assert answer.status_code == 200, answer.text
         return answer.json()
 
+    def features(self, **states: bool) -> Any:
+        """All of them after the switch."""
+        answer = self.http.post(f"{self._admin_url}/admin/features", json=states)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
     def status(self) -> Any:
         return self.http.get(f"{self._admin_url}/admin/status").json()
 
