@@ -12,10 +12,13 @@ from cluster.routes import ExpertRoutes, RouteShape
 from cluster.wire import Decoder, encode
 from expert_workers.inputs_from_step import (
     InputsBuilder,
+    PlannedChunk,
     StepLimits,
     StepRefusedError,
     check_step,
     chunks_of_rank,
+    has_dynamic_chunks,
+    planned_chunks_of_step,
 )
 from tests.expert_workers.driving import ChunkSpec, make_step
 
@@ -111,5 +114,63 @@ def test_columns_that_do_not_fit_each_other_are_refused(
     column: str, values: np.ndarray, reason: str
 ) -> None:
     step = msgspec.structs.replace(make_step(0, CHUNKS), **{column: values})
+    with pytest.raises(StepRefusedError, match=reason):
+        check_step(step, LIMITS)
+
+
+PLANNED_CHUNKS = [
+    replace(CHUNKS[1], fragment_ids=[3, 8]),
+    CHUNKS[2],
+    replace(CHUNKS[3], fragment_ids=[8]),
+]
+
+
+def test_every_rank_sees_all_planned_chunks_and_whether_there_are_others() -> None:
+    step = make_step(0, PLANNED_CHUNKS)
+    assert planned_chunks_of_step(step) == [
+        PlannedChunk(seq_id=9, source=0, num_tokens=1, fragment_ids=(3, 8)),
+        PlannedChunk(seq_id=6, source=1, num_tokens=1, fragment_ids=(8,)),
+    ]
+    assert [c.fragment_ids for c in chunks_of_rank(step, 0)] == [(3, 8), ()]
+    assert has_dynamic_chunks(step)
+    assert not has_dynamic_chunks(make_step(0, [PLANNED_CHUNKS[0], PLANNED_CHUNKS[2]]))
+
+
+def test_planned_chunks_come_last() -> None:
+    planned, gate = chunks_of_rank(make_step(0, PLANNED_CHUNKS), 0)
+    inputs = BUILDER.build([gate], [], ExpertRoutes.empty(SHAPE), [planned])
+    assert inputs.input_ids.tolist() == [30, 31, 32, 20]
+    assert (inputs.num_gate_tokens, inputs.cu_seqlens_q) == (3, (0, 3, 4))
+
+
+@pytest.mark.parametrize(
+    ("chunks", "evicted", "reason"),
+    [
+        ([replace(CHUNKS[0], fragment_ids=[3])], [], "seq 4 names 1 plan fragments and route 1"),
+        ([PLANNED_CHUNKS[0]], [9, 8], r"names and evicts plan fragments \[8\]"),
+        ([CHUNKS[3], CHUNKS[1]], [], r"ranks are \[1, 0\]"),
+    ],
+)
+def test_what_a_descriptor_shows_of_bad_plans_is_refused(
+    chunks: list[ChunkSpec], evicted: list[int], reason: str
+) -> None:
+    with pytest.raises(StepRefusedError, match=reason):
+        check_step(make_step(0, chunks, evicted_fragment_ids=evicted), LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"fragment_lens": np.array([2, 0, 0], np.int32)}, "fragment_ids has 3 entries"),
+        ({"fragment_lens": np.array([3, 0], np.int32)}, "fragment_lens has 2 entries"),
+        ({"fragment_lens": np.array([4, -1, 0], np.int32)}, "fragment_lens holds -1"),
+        ({"fragment_ids": np.zeros(3, np.int64)}, "fragment_ids is int64"),
+        ({"evicted_fragment_ids": np.zeros(1, np.int64)}, "evicted_fragment_ids is int64"),
+    ],
+)
+def test_fragment_columns_that_do_not_fit_together_are_refused(
+    changes: dict[str, np.ndarray], reason: str
+) -> None:
+    step = msgspec.structs.replace(make_step(0, PLANNED_CHUNKS), **changes)
     with pytest.raises(StepRefusedError, match=reason):
         check_step(step, LIMITS)

@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import numpy.typing as npt
 import pytest
+from torch.autograd.profiler import profile
 
 from cluster.dispatch_plan import PlanFragment
 from cluster.errors import CellError
@@ -297,6 +298,27 @@ def test_a_planned_step_needs_no_gate(ep_size: int) -> None:
 
 
 PLANNED = prompt_chunk(1, fragment_ids=[0, 1], samples=False)
+
+
+@pytest.mark.parametrize("with_gate", [False, True], ids=["planned only", "beside a gate"])
+def test_a_planned_step_sends_rows_between_pairs_and_starts_collectives_only_for_a_gate(
+    with_gate: bool,
+) -> None:
+    fragments = fragments_of(1, 0, 4, first_id=0)
+    chunks = [PLANNED, *([prompt_chunk(3, rank=3, samples=False)] if with_gate else [])]
+
+    def gloo_calls(context: RankContext) -> dict[str, int]:
+        worker = planning_worker(context, fragments)
+        with profile() as profiler:
+            worker.execute(step_of(0, chunks, 4))
+        events = profiler.key_averages()
+        return {event.key: event.count for event in events if event.key.startswith("gloo:")}
+
+    layers = SPEC.num_moe_layers
+    collectives = {"gloo:all_to_all": 3 * layers} if with_gate else {}
+    first, *others = run_ranks(4, gloo_calls)
+    assert first == {"gloo:send": 3 * layers, "gloo:recv": 3 * layers} | collectives
+    assert others == [{"gloo:send": layers, "gloo:recv": layers} | collectives] * 3
 
 
 @pytest.mark.parametrize(

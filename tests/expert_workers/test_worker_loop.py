@@ -10,6 +10,8 @@ from cluster.channel import PullSocket, RouterSocket
 from cluster.errors import CellError, WireError
 from cluster.messages import (
     CellIdentity,
+    PlanPart,
+    PlansHeld,
     RouteChunk,
     RouteFrame,
     SequenceEnd,
@@ -27,10 +29,12 @@ from cluster.types import DispatchMode
 from cluster.wire import Decoder, encode
 from expert_workers.worker_builder import build_expert_worker
 from expert_workers.worker_loop import run_worker
+from tests.expert_workers.dispatch.plan_cases import even_case, plan_part
 from tests.expert_workers.driving import (
     BLOCK_SIZE,
     DEMO_MODEL,
     NUM_KV_BLOCKS,
+    SPEC,
     ChunkSpec,
     DrivenSequence,
     Driver,
@@ -78,7 +82,7 @@ class SocketCell:
     def tell(
         self,
         rank: int,
-        message: SequenceStart | SequenceEnd | RouteChunk | StepDescriptor | WorkerStop,
+        message: SequenceStart | SequenceEnd | RouteChunk | PlanPart | StepDescriptor | WorkerStop,
     ) -> None:
         self.send_frame(rank, encode(message))
 
@@ -181,6 +185,25 @@ def test_two_workers_behind_sockets_generate_what_one_worker_does() -> None:
     assert together == alone
     assert together.replayed == together.cold
     assert together.replay_gate_tokens == 3 * 5  # the five tokens that each decodes after its first
+
+
+def test_a_plan_part_is_acknowledged_by_the_process_that_holds_it() -> None:
+    case = even_case(0, [[3], []], num_experts=SPEC.gate.num_experts, k=4, num_layers=4)
+
+    def send_plan_parts(cell: SocketCell) -> list[ToEngineFromWorker]:
+        ready = cell.ready_workers()
+        ((of_rank_0,), _) = case.fragments()
+        for rank in range(EP_SIZE):
+            cell.tell(rank, plan_part(of_rank_0, 31, rank))
+        held = sorted((cell.receive() for _ in range(EP_SIZE)), key=lambda message: message.rank)
+        cell.tell_all(WorkerStop())
+        return [*ready, *held]
+
+    *ended, messages = run_cell(send_plan_parts, serve_until_stopped)
+    assert ended == ["stopped", "stopped"]
+    lives = [m.incarnation for m in messages if isinstance(m, WorkerReady)]
+    assert len(set(lives)) == EP_SIZE
+    assert messages[EP_SIZE:] == [PlansHeld(rank, lives[rank], [31]) for rank in range(EP_SIZE)]
 
 
 def test_a_refused_step_is_told_as_its_own_fault_and_a_broken_exchange_as_anothers() -> None:

@@ -117,12 +117,17 @@ def random_case(seed: int, ep_size: int | None = None) -> PlanCase:
 
 
 def even_case(
-    seed: int, tokens_of_source: Sequence[Sequence[int]], *, num_experts: int = 16, k: int = 3
+    seed: int,
+    tokens_of_source: Sequence[Sequence[int]],
+    *,
+    num_experts: int = 16,
+    k: int = 3,
+    num_layers: int = 2,
 ) -> PlanCase:
-    """Two layers on a contiguous placement; sizes of each source's fragments are given."""
+    """On a contiguous placement; sizes of each source's fragments are given."""
     generator = np.random.default_rng(seed)
     placement = ExpertPlacement.contiguous(num_experts, len(tokens_of_source))
-    shape = RouteShape(num_moe_layers=2, num_experts_per_tok=k, num_experts=num_experts)
+    shape = RouteShape(num_moe_layers=num_layers, num_experts_per_tok=k, num_experts=num_experts)
     routes = [[make_routes(generator, n, shape) for n in sizes] for sizes in tokens_of_source]
     return PlanCase(placement, shape, routes)
 
