@@ -210,6 +210,7 @@ def _row(
         "other_seconds": _median([s.other_seconds() for s in samples]),
         "control_seconds": _median([s.control_seconds for s in samples]),
         "copy_seconds": _median([s.copy_seconds for s in samples]),
+        "ttft_seconds_min": round(min(ttft), 5),
         "ttft_seconds_p50": _median(ttft),
         "ttft_seconds_p99": round(float(np.percentile(ttft, 99, method="higher")), 5),
         "tokens_per_second": round(num_prompt / median(ttft), 1),
