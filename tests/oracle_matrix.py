@@ -27,9 +27,10 @@ from tests.helpers.equality import (
     Comparison,
 )
 from tests.helpers.laboratory import DEMO, MAX_TOKENS, MODELS, Case, Laboratory
-from tests.helpers.states import STATES, State
+from tests.helpers.states import PLANNED_STATES, STATES, State
 
-ALL_STATES: tuple[State | Literal["injected"], ...] = (*STATES, "injected")
+AnyState = State | Literal["injected"]
+ALL_STATES: tuple[AnyState, ...] = (*STATES, "injected")
 BUDGETS = (512, 16, 7, 1)
 FAST_BUDGETS = (512, 16)
 SHORT_LENGTHS = (1, 15, 16, 17, 31, 32, 33)
@@ -48,6 +49,7 @@ class Part:
     ep_sizes: tuple[int, ...] = (1, 2, 4)
     budgets: tuple[int, ...] = BUDGETS
     lengths: tuple[int, ...] = SHORT_LENGTHS + BLOCK_BORDER_LENGTHS + LONG_LENGTHS
+    states: tuple[AnyState, ...] = ALL_STATES
 
 
 QUICK = Part((DEMO, "plain", "odd_sizes"), (1, 2), (512, 7), (*SHORT_LENGTHS, 257))
@@ -102,7 +104,7 @@ def cases_of(part: Part) -> list[Case]:
         for budget in part.budgets
         if deterministic or budget in FAST_BUDGETS
         for lengths in _batches(part, model, budget)
-        for state in ALL_STATES
+        for state in part.states
     ]
 
 
@@ -186,7 +188,9 @@ def report(lines: Sequence[Line], part: Part, command: str, progress: Progress) 
             "States: *cold*, nothing stored; *kv_hit*, the prompt once more; *replay*, after its KV was evicted; "
             "*evicted*, after everything was evicted; *mixed*, a batch of up to eight of which some decode while "
             "others prefill; *preempted*, blocks taken by an older request and computed again; *injected*, full "
-            "blocks replay the routes of transformers. *Chunk* is the token budget of a rank and step; preempted "
+            "blocks replay the routes of transformers; *planned*, *planned_mixed*, *planned_preempted*, as replay, "
+            "mixed (with every prompt computed and its KV evicted before) and preempted, with replays that travel by plans. "
+            "*Chunk* is the token budget of a rank and step; preempted "
             "runs of chunk 1 have a budget of 2, of which the older request takes one.",
             "",
             f"**{sum(line.num_runs for line in lines):,} runs, {total.decisions:,} decisions, {len(listed)} near-ties "
@@ -237,6 +241,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--quick", action="store_true", help="a few minutes instead of an hour")
     parser.add_argument("--models", nargs="+", choices=MODELS)
+    parser.add_argument(
+        "--planned", action="store_true", help="the states whose replays travel by plans, no others"
+    )
     parser.add_argument("--ep-sizes", nargs="+", type=int)
     parser.add_argument("--budgets", nargs="+", type=int, choices=BUDGETS)
     options = parser.parse_args(arguments)
@@ -246,6 +253,7 @@ def main(arguments: Sequence[str]) -> int:
         tuple(options.ep_sizes or base.ep_sizes),
         tuple(options.budgets or base.budgets),
         base.lengths,
+        PLANNED_STATES if options.planned else base.states,
     )
     torch.set_num_threads(1)
     command = " ".join(["python -m tests.oracle_matrix", *arguments])

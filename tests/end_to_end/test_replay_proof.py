@@ -5,9 +5,14 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from cluster.routes import ExpertRoutes
 from tests.helpers.equality import byte_differences
-from tests.helpers.states import BLOCK_SIZE, ObservedRanks, observed_ranks, random_prompt
+from tests.helpers.states import (
+    BLOCK_SIZE,
+    ObservedRanks,
+    altered,
+    observed_ranks,
+    random_prompt,
+)
 from tests.helpers.tiny_checkpoints import DEMO_MODEL_DIR
 
 EP_SIZES = (1, 2)
@@ -76,15 +81,6 @@ def test_a_prompt_without_routes_is_not_served_with_ruined_gates() -> None:
         observed.observations.poison_gates()
         run = observed.bench(budget=512).generate(random_prompt(32, seed=55), 1)
         assert run.completion.finish_reason == "error"
-
-
-def altered(routes: ExpertRoutes, token: int, num_experts: int) -> ExpertRoutes:
-    """The last expert of one token in the first MoE layer replaced by one that the token did not choose."""
-    ids = routes.topk_ids.copy()
-    chosen = set(ids[token, 0].tolist())
-    ids[token, 0, -1] = next(e for e in reversed(range(num_experts)) if e not in chosen)
-    ids[token, 0].sort()
-    return ExpertRoutes(ids, routes.topk_weights)
 
 
 @pytest.mark.parametrize("token", [3, 31])

@@ -12,6 +12,7 @@ from typing import Literal
 
 from tests.helpers.equality import Comparison, ReferenceModel, byte_differences
 from tests.helpers.states import (
+    STORED_STATES,
     ObservedRanks,
     RequestRun,
     State,
@@ -110,7 +111,7 @@ class Laboratory:
 
     def outcome_in_passing(self, case: Case) -> Outcome:
         """The same for cases that come in all stored states: one engine passes through them, cold only once."""
-        if case.state in ("mixed", "preempted", "injected"):
+        if case.state not in STORED_STATES:
             return self.outcome(case)
         if case not in self._outcomes:
             runs = run_stored_states(self.ranks(case), case.budget, prompts_of(case), MAX_TOKENS)

@@ -23,13 +23,29 @@ from tests.helpers.cells import CellOptions, RunningRanks, running_ranks
 from tests.helpers.engines import EngineHarness
 from tests.helpers.observation import LogitRows, Observations, build_observed_worker
 
-State = Literal["cold", "kv_hit", "replay", "evicted", "mixed", "preempted"]
+State = Literal[
+    *("cold", "kv_hit", "replay", "evicted", "mixed", "preempted"),
+    *("planned", "planned_mixed", "planned_preempted"),
+]
 STATES: tuple[State, ...] = ("cold", "kv_hit", "replay", "evicted", "mixed", "preempted")
+STORED_STATES = STATES[:4]
+PLANNED_STATES: tuple[State, ...] = ("planned", "planned_mixed", "planned_preempted")
+"""Replays travel by plans: of a prompt alone, of a batch in which others decode, after a preemption."""
+MAX_FRAGMENT_TOKENS = 128
 BATCH_SIZE = 8
 BLOCK_SIZE = 16
 NEIGHBOUR_TOKENS = (5, 20, 37, 3, 50, 18, 9)
 """Prompt lengths of the requests beside a single one in a mixed batch."""
 OLDER_PROMPT_TOKENS = 12
+
+
+def altered(routes: ExpertRoutes, token: int, num_experts: int) -> ExpertRoutes:
+    """The last expert of one token in the first MoE layer replaced by one that the token did not choose."""
+    ids = routes.topk_ids.copy()
+    chosen = set(ids[token, 0].tolist())
+    ids[token, 0, -1] = next(e for e in reversed(range(num_experts)) if e not in chosen)
+    ids[token, 0].sort()
+    return ExpertRoutes(ids, routes.topk_weights)
 
 
 def random_prompt(num_tokens: int, seed: int, vocab_size: int = 3072) -> list[int]:
@@ -147,6 +163,13 @@ class Bench:
         return int(metric.samples[0].value)
 
     @property
+    def replayed_tokens(self) -> dict[str, int]:
+        """By the way that they travelled, planned or negotiated."""
+        (metric,) = self.harness.metrics.replayed_tokens.collect()
+        samples = (sample for sample in metric.samples if sample.name.endswith("_total"))
+        return {sample.labels["dispatch"]: int(sample.value) for sample in samples}
+
+    @property
     def num_preemptions(self) -> int:
         return self.harness.scheduler.num_preemptions
 
@@ -181,6 +204,8 @@ def run_state(
         return _mixed(observed.bench(budget=budget), prompts, max_tokens)
     if state == "preempted":
         return [_preempted(observed, budget, prompt, max_tokens) for prompt in prompts]
+    if state in PLANNED_STATES:
+        return _planned(observed, state, budget, prompts, max_tokens)
     bench = observed.bench(budget=budget)
     cold = [bench.generate(prompt, max_tokens) for prompt in prompts]
     if state == "cold":
@@ -199,7 +224,7 @@ def run_stored_states(
     bench = observed.bench(budget=budget)
     engine = bench.harness.engine
     runs: dict[State, list[RequestRun]] = {}
-    for state in STATES[:4]:
+    for state in STORED_STATES:
         if state == "replay":
             engine.evict("kv")
         if state == "evicted":
@@ -264,8 +289,37 @@ def _shortened(run: RequestRun, max_tokens: int) -> RequestRun:
     return RequestRun(run.prompt, run.token_ids[:max_tokens], completion, chunks)
 
 
+def _planned(
+    observed: ObservedRanks,
+    state: State,
+    budget: int,
+    prompts: Sequence[list[int]],
+    max_tokens: int,
+) -> list[RequestRun]:
+    """As the state of the same name without plans, with a fragment that fits a step beside some decodes."""
+    fragment_tokens = max(1, min(budget // 2, MAX_FRAGMENT_TOKENS))
+    if state == "planned_preempted":
+        return [
+            _preempted(observed, budget, prompt, max_tokens, fragment_tokens=fragment_tokens)
+            for prompt in prompts
+        ]
+    bench = observed.bench(budget=budget, fragment_tokens=fragment_tokens)
+    for prompt in prompts:
+        bench.generate(prompt, max_tokens)
+    bench.harness.engine.evict("kv")
+    if state == "planned_mixed":
+        return _mixed(bench, prompts, max_tokens)
+    runs = [bench.generate(prompt, max_tokens) for prompt in prompts]
+    _assert_planned(bench)
+    return runs
+
+
+def _assert_planned(bench: Bench) -> None:
+    assert bench.replayed_tokens["negotiated"] == 0, "the state was not reached: not by a plan"
+
+
 def _preempted(
-    observed: ObservedRanks, budget: int, prompt: list[int], max_tokens: int
+    observed: ObservedRanks, budget: int, prompt: list[int], max_tokens: int, **engine: Any
 ) -> RequestRun:
     """On each rank an older request grows until the blocks do not suffice for both, and the younger has to go.
 
@@ -276,11 +330,13 @@ def _preempted(
     num_blocks = max(_blocks(num_tokens + max_tokens), _blocks(num_tokens) + 1)
     room = num_blocks * BLOCK_SIZE - OLDER_PROMPT_TOKENS
     older_max_tokens = min(num_tokens // budget + 12, room)
-    bench = observed.bench(budget=budget, num_kv_blocks=num_blocks)
+    bench = observed.bench(budget=budget, num_kv_blocks=num_blocks, **engine)
     for rank in range(observed.ranks.options.ep_size):
         bench.submit(random_prompt(OLDER_PROMPT_TOKENS, seed=800 + rank), older_max_tokens)
     run = bench.generate(prompt, max_tokens)
     assert bench.num_preemptions > 0, "the state was not reached: nobody was preempted"
+    if "fragment_tokens" in engine:
+        _assert_planned(bench)
     return run
 
 
