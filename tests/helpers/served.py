@@ -109,10 +109,10 @@ class Served:
         eventually(lambda: text in self.stderr or self._ended(), seconds, f"{text!r} on stderr")
         assert text in self.stderr, f"ended before {text!r}:\n{self.stderr}"
 
-    def wait_until_ready(self) -> Self:
+    def wait_until_ready(self, seconds: float = READY_SECONDS) -> Self:
         eventually(
             lambda: _READY.search(self.stdout) is not None or self._ended(),
-            READY_SECONDS,
+            seconds,
             "the ready line",
         )
         self._ready()
