@@ -1,6 +1,7 @@
 """A cell for measurements: rank processes without Ray, engine and store here, so that steps can be watched."""
 
 import multiprocessing
+import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -268,6 +269,7 @@ def _end(processes: list[Any]) -> None:
 def _run_rank(
     plan: CellPlan, rank: int, store_port: int, engine_endpoint: str, route_endpoint: str
 ) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends the ranks
     use_one_compute_thread()
     worker = build_expert_worker(
         WorkerOptions(
