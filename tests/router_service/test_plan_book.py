@@ -226,11 +226,11 @@ def test_what_differs_is_another_fragment(other: Request) -> None:
 
 def test_the_same_ids_with_other_weights_are_another_fragment() -> None:
     desk, other = Desk(), make_request(0)
-    routes = make_routes(SIZE)
+    routes = make_request(SIZE).route_log.slice(0, SIZE)
     weights = routes.topk_weights.copy()
     weights[-1, -1, -1] = np.nextafter(weights[-1, -1, -1], np.float32(2))
     other.route_log.append(ExpertRoutes(routes.topk_ids, weights))
-    desk.book.want(make_request(0 + SIZE))
+    desk.book.want(make_request(SIZE))
     desk.book.want(other)
     assert len(desk.compiler.asks) == 2
 
