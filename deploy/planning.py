@@ -54,7 +54,9 @@ def plan_cell(config: Config) -> CellPlan:
         max_model_len=_max_model_len(config, spec, num_kv_blocks),
         route_budget_bytes=_route_budget(config, spec, ep_size * num_kv_blocks),
         exchange_timeout_seconds=config.cell.exchange_timeout_seconds,
-        warnings=() if text.defaults.warning is None else (text.defaults.warning,),
+        warnings=tuple(
+            filter(None, (text.defaults.warning, _cut_context(config, spec, num_kv_blocks)))
+        ),
         checkpoint_bytes=sum(entry.num_bytes for entry in tensors.values()),
         weight_bytes_per_rank=share.replicated_bytes + share.expert_bytes,
         expert_bytes_per_rank=share.expert_bytes,
@@ -127,6 +129,17 @@ def _max_model_len(config: Config, spec: ModelSpec, num_kv_blocks: int) -> int:
             "raise --kv-memory or --num-kv-blocks"
         )
     return asked or min(spec.max_position_embeddings, capacity)
+
+
+def _cut_context(config: Config, spec: ModelSpec, num_kv_blocks: int) -> str | None:
+    """A context that the KV pool makes shorter than the model's, unasked."""
+    max_len = _max_model_len(config, spec, num_kv_blocks)
+    if config.model.max_len or max_len == spec.max_position_embeddings:
+        return None
+    return (
+        f"the context is cut from {spec.max_position_embeddings} to {max_len} tokens, which is what a "
+        "rank's KV pool holds: raise --kv-memory or --num-kv-blocks"
+    )
 
 
 def _route_budget(config: Config, spec: ModelSpec, total_blocks: int) -> int:

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import secrets
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -36,8 +37,8 @@ class RayCluster:
         end_seconds: float = END_SECONDS,
     ) -> None:
         """Raises CellError when Ray does not start the second time either. `start` is called as ray.init is."""
-        self._directory = _temporary_directory()
         self._not_ours = _descendants()
+        self._directory = _temporary_directory()
         self._end_seconds = end_seconds
         settings: dict[str, Any] = {
             "address": "local",
@@ -49,6 +50,7 @@ class RayCluster:
             "_temp_dir": str(self._directory),
         }
         try:
+            self._directory.mkdir(mode=0o700)
             self._start(start, settings)
         except BaseException:  # an interrupt too must leave nothing
             self.close()
@@ -103,11 +105,12 @@ def _descendants() -> set[psutil.Process]:
 
 
 def _temporary_directory() -> Path:
-    """Under TMPDIR, unless that is too long for a Unix socket."""
+    """A free name under TMPDIR, unless that is too long for a Unix socket. Named before it is made, so that whoever
+    interrupts the making finds it."""
     parent = tempfile.gettempdir()
     if len(parent) > _LONGEST_DIRECTORY - len("/pointsman-12345678"):
         parent = "/tmp"
-    return Path(tempfile.mkdtemp(prefix="pointsman-", dir=parent))
+    return Path(parent) / f"pointsman-{secrets.token_hex(4)}"
 
 
 def _first_line(error: BaseException) -> str:

@@ -31,12 +31,14 @@ _LOG = logger("serve")
 
 
 class StderrProgress:
-    """One line that moves on a terminal, a line per quarter elsewhere."""
+    """One line that moves on a terminal, a line per quarter elsewhere. Also where a start looks for interrupts."""
 
-    def __init__(self) -> None:
+    def __init__(self, interrupts: "Interrupts") -> None:
+        self._interrupts = interrupts
         self._shown = -1
 
     def loading(self, fraction: float) -> None:
+        self._interrupts.check()
         percent = int(100 * fraction)
         if sys.stderr.isatty():
             print(f"\rloading weights {percent:3d} %", end="", file=sys.stderr, flush=True)
@@ -61,13 +63,14 @@ def serve(config: Config, plan: CellPlan) -> int:
     )
     output = sys.stdout
     num_gpus = plan.ep_size if plan.uses_gpus else 0
-    on_signals(_interrupt)
+    interrupts = Interrupts()
+    on_signals(interrupts.handle)
     with contextlib.redirect_stdout(sys.stderr):
         try:
             cluster = RayCluster(num_cpus=plan.ep_size + 2, num_gpus=num_gpus)
             try:
-                on_signals(_interrupt)  # again: Ray sets its own
-                return _serve_in(config, plan, output)
+                on_signals(interrupts.handle)  # again: Ray sets its own
+                return _serve_in(config, plan, output, interrupts)
             finally:
                 on_signals(_ignore)
                 cluster.close()
@@ -75,10 +78,12 @@ def serve(config: Config, plan: CellPlan) -> int:
             raise KeyboardInterrupt from None
 
 
-def _serve_in(config: Config, plan: CellPlan, output: TextIO) -> int:
-    cell = launch_cell(config, plan, StderrProgress())
+def _serve_in(config: Config, plan: CellPlan, output: TextIO, interrupts: "Interrupts") -> int:
+    interrupts.check()
+    cell = launch_cell(config, plan, StderrProgress(interrupts))
     stop = threading.Event()
     on_signals(lambda _signal, _frame: stop.set())
+    interrupts.check()
     print(
         f"pointsman is ready: {_url(config.http.host, cell.port)} "
         f"(model {plan.served_model_name}, admin {_url(config.http.admin_host, cell.admin_port)})",
@@ -204,8 +209,20 @@ def on_signals(handler: Callable[[int, FrameType | None], object]) -> None:
             signal.signal(number, handler)
 
 
-def _interrupt(_signal: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+class Interrupts:
+    """A signal while starting. An exception out of a handler is lost when it lands in a callback of the interpreter
+    (at a fork, in a finaliser), so the wish is kept too and looked at wherever the start gets to."""
+
+    def __init__(self) -> None:
+        self._asked = False
+
+    def handle(self, _signal: int, _frame: FrameType | None) -> None:
+        self._asked = True
+        raise KeyboardInterrupt
+
+    def check(self) -> None:
+        if self._asked:
+            raise KeyboardInterrupt
 
 
 def _ignore(_signal: int, _frame: FrameType | None) -> None:

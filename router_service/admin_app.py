@@ -4,6 +4,7 @@ from fastapi import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from cluster.errors import RequestError
 from router_service.app import features_body, new_application, read_body, status_body
 from router_service.engine_client import EngineClient
 from router_service.json_body import parse_json_object
@@ -26,7 +27,7 @@ class AdminApi:
 
     async def evict(self, request: Request) -> Response:
         """Answers when it is done."""
-        body = validate(EvictBody, parse_json_object(await read_body(request, _MAX_BODY_BYTES)))
+        body = validate(EvictBody, await _json(request))
         report = await self._client.evict(body.part)
         return json_response(
             {
@@ -39,7 +40,7 @@ class AdminApi:
 
     async def features(self, request: Request) -> Response:
         """Answers with all features when the switch is done; it works from the next step on."""
-        body = validate(FeaturesBody, parse_json_object(await read_body(request, _MAX_BODY_BYTES)))
+        body = validate(FeaturesBody, await _json(request))
         features = await self._client.features(
             route_replay=body.route_replay,
             planned_dispatch=body.planned_dispatch,
@@ -49,3 +50,11 @@ class AdminApi:
 
     async def status(self) -> Response:
         return json_response(status_body(await self._client.status()))
+
+
+async def _json(request: Request) -> dict[str, object]:
+    """Only what declares itself JSON: a browser sends other types to any host without asking, from any page."""
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content_type != "application/json":
+        raise RequestError("send the body with the header content-type: application/json")
+    return parse_json_object(await read_body(request, _MAX_BODY_BYTES))

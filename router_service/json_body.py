@@ -35,6 +35,10 @@ def parse_json_object(body: bytes) -> dict[str, Any]:
     return value
 
 
+_MAX_PLAIN_NAME = 64
+"""A longer key is no field of ours and is shown shortened."""
+
+
 def field_path(parts: tuple[str | int, ...]) -> str:
     """("messages", 0, "content") as `messages[0].content`; keys are made printable."""
     path = ""
@@ -42,7 +46,8 @@ def field_path(parts: tuple[str | int, ...]) -> str:
         if isinstance(part, int):
             path += f"[{part}]"
         else:
-            name = part if part.isidentifier() and part.isascii() else safe_text(part)
+            plain = part.isidentifier() and part.isascii() and len(part) <= _MAX_PLAIN_NAME
+            name = part if plain else safe_text(part)
             path += f".{name}" if path else name
     return path
 

@@ -4,6 +4,7 @@ Nothing here looks at processes, ports or files that another Ray or pointsman on
 """
 
 import contextlib
+import ctypes
 import os
 import re
 import shutil
@@ -69,6 +70,7 @@ class Served:
                 stderr=err,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
+                preexec_fn=_end_with_parent,
                 env={**os.environ, "TMPDIR": str(self.directory), _MARK: self._mark}
                 | (environment or {}),
             )
@@ -234,3 +236,8 @@ def address_of(url: str) -> tuple[str, int]:
     assert parts.hostname is not None
     assert parts.port is not None
     return parts.hostname, parts.port
+
+
+def _end_with_parent() -> None:
+    """In the child: SIGTERM when the test process is gone, however it went (Linux: PR_SET_PDEATHSIG)."""
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)

@@ -257,3 +257,22 @@ def test_strange_header_values_and_users_change_nothing(client: httpx.Client) ->
         body = completion_body(max_tokens=1, user=value, cache_salt=value)
         headers = {"x-request-id": json.dumps(value).encode()}
         assert client.post(COMPLETIONS, json=body, headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", ""])
+def test_the_admin_port_takes_only_what_declares_itself_json(
+    engine: ScriptedEngine, content_type: str
+) -> None:
+    with running_server(engine) as (client, ports), admin(ports) as operator:
+        answer = operator.post(
+            "/admin/evict", content=b'{"part":"kv"}', headers={"content-type": content_type}
+        )
+        assert_error(answer, 400, None)
+        assert "application/json" in answer.json()["error"]["message"]
+        assert_serves(client)
+
+
+def test_an_unknown_field_of_any_length_is_named_shortly(client: httpx.Client) -> None:
+    answer = client.post("/v1/completions", json={"z" * 1_000_000: 1})
+    assert answer.status_code == 400
+    assert len(answer.content) < 2000
