@@ -30,6 +30,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Entry point; returns the exit code."""
     parsed = _parser().parse_args(arguments)
     try:
+        if getattr(parsed, "what", None) == "plans":
+            return _bench_plans(parsed)
         config = _config(parsed)
         if parsed.command == "check":
             return _check(config, parsed.json)
@@ -98,7 +100,7 @@ def _add_bench(commands: "argparse._SubParsersAction[_Parser]") -> None:
         "bench",
         help="measure this machine",
         description="Measure this machine. `pointsman bench WHAT --help` lists the flags.",
-        usage="pointsman bench {control,idle,prefix} [FLAG ...]",
+        usage="pointsman bench {control,idle,plans,prefix} [FLAG ...]",
         allow_abbrev=False,
     )
     kinds = bench.add_subparsers(dest="what", required=True, metavar="WHAT", title="what")
@@ -106,6 +108,14 @@ def _add_bench(commands: "argparse._SubParsersAction[_Parser]") -> None:
     _add_bench_kind(
         kinds, "idle", "CPU of an idle cell beside that of Ray with as many empty actors"
     )
+    plans = kinds.add_parser(
+        "plans",
+        help="compiling, keeping and joining dispatch plans",
+        usage="pointsman bench plans [FLAG ...]",
+        allow_abbrev=False,
+    )
+    plans.add_argument("--ep-size", type=int, default=16, metavar="N", help="ranks (default: 16)")
+    plans.add_argument("--json", type=Path, metavar="FILE", help="also write JSON (overwrites)")
     _add_prefix_sizes(
         _add_bench_kind(
             kinds, "prefix", "time to first token by what is left of a prefix: KV, routes, nothing"
@@ -174,6 +184,17 @@ def _bench(config: Config, parsed: argparse.Namespace) -> int:
     else:
         ep_sizes = [config.cell.ep_size] if config.cell.ep_size else control.EP_SIZES
         rows = control.run(config, ep_sizes)
+    print(markdown(rows))
+    write_json(report(rows), parsed.json)
+    return 0
+
+
+def _bench_plans(parsed: argparse.Namespace) -> int:
+    from deploy.bench import plans  # as above
+    from deploy.bench.report import markdown, report
+
+    check_writable(parsed.json)
+    rows = plans.run(parsed.ep_size)
     print(markdown(rows))
     write_json(report(rows), parsed.json)
     return 0
