@@ -7,8 +7,8 @@ from tests.helpers.states import STATES
 
 BUDGETS = (1, 7, 16, 512)
 CASES = [
-    *product_cases(["demo"], [1, 2], STATES, BUDGETS, (1, 15, 16, 17, 33)),
-    *product_cases(["plain"], [1, 2], STATES, BUDGETS, (1, 16, 33)),
+    *product_cases(["demo"], [1, 2], STATES, BUDGETS, (1, 15, 16, 17, 31, 32, 33)),
+    *product_cases(["plain"], [1, 2], STATES, BUDGETS, (1, 15, 16, 17, 31, 32, 33)),
 ]
 
 
