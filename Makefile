@@ -26,6 +26,6 @@ lint: install
 test: lint
 	$(BIN)/python -m pytest -m "not slow and not gpu" $(PYTEST_ARGS)
 
-# Everything against transformers: about an hour. ORACLE_ARGS=--quick for minutes.
+# Everything against transformers: hours; started again it goes on. ORACLE_ARGS=--quick for minutes.
 oracle: install
-	$(BIN)/python -m tests.oracle_matrix --out docs/oracle.md $(ORACLE_ARGS)
+	$(BIN)/python -m tests.oracle_matrix --out docs/oracle.md --keep .oracle $(ORACLE_ARGS)

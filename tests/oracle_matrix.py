@@ -1,10 +1,12 @@
 """The whole product of models, EP sizes, states, chunk sizes and prompt lengths against a cold run and transformers.
 
 Run as `python -m tests.oracle_matrix --out docs/oracle.md`; the table is written after every cell, so that a run that
-is ended early leaves what it has shown.
+is ended early leaves what it has shown. With `--keep DIRECTORY` the next one goes on from there, as long as no line of
+the code under test has changed; several can share the directory, each with its own models or EP sizes.
 """
 
 import argparse
+import hashlib
 import platform
 import sys
 import tempfile
@@ -15,6 +17,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Literal
 
+import msgspec
 import torch
 import transformers
 
@@ -39,6 +42,7 @@ LONG_LENGTHS = (1000, 1999, 2000)
 LONG_IN_SMALL_CHUNKS = (DEMO, "plain")
 """Only these models run long prompts in chunks of 1 and 7: 2,000 steps each, many times over."""
 SHOWN_DETAILS = 40
+CODE_UNDER_TEST = ("cluster", "expert_workers", "prefix_store", "router_service", "tests/helpers")
 
 
 @dataclass(frozen=True)
@@ -118,24 +122,81 @@ def _batches(part: Part, model: str, budget: int) -> Iterator[tuple[int, ...]]:
             yield lengths
 
 
-def run(part: Part, out: Path, command: str) -> list[Line]:
+@dataclass
+class CellResult:
+    """Of a model, EP size and numerics; `code`: digest of the code that gave it, `seconds` it took."""
+
+    code: str
+    seconds: float
+    num_cases: int
+    lines: list[Line]
+
+
+class Kept:
+    """Results of earlier runs of the same code, a file for each cell and part of the product."""
+
+    def __init__(self, directory: Path | None) -> None:
+        self._directory = directory
+        self._code = _digest_of_code()
+
+    def load(self, cases: Sequence[Case]) -> CellResult | None:
+        path = self._path(cases)
+        if path is None or not path.exists():
+            return None
+        result = msgspec.json.decode(path.read_bytes(), type=CellResult)
+        return result if result.code == self._code else None
+
+    def save(self, cases: Sequence[Case], lines: list[Line], seconds: float) -> CellResult:
+        result = CellResult(self._code, seconds, len(cases), lines)
+        if path := self._path(cases):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(msgspec.json.encode(result))
+        return result
+
+    def _path(self, cases: Sequence[Case]) -> Path | None:
+        """Named by what was run, so that a result of a smaller part is never taken for one of the whole."""
+        digest = hashlib.sha256("\n".join(map(str, cases)).encode()).hexdigest()[:12]
+        case = cases[0]
+        name = f"{case.model}-ep{case.ep_size}-{digest}.json"
+        return self._directory / name if self._directory else None
+
+
+def _digest_of_code() -> str:
+    digest = hashlib.sha256()
+    root = Path(__file__).parent.parent
+    for path in sorted(p for folder in CODE_UNDER_TEST for p in (root / folder).rglob("*.py")):
+        digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def run(part: Part, out: Path, command: str, kept: Kept) -> list[Line]:
     """All lines; writes `out` after every cell and says on stderr how far it is."""
-    cases, started = cases_of(part), time.monotonic()
-    lines: dict[tuple[object, ...], Line] = {}
-    num_done = 0
+    cases = cases_of(part)
+    results: list[CellResult] = []
     with tempfile.TemporaryDirectory() as directory:
         laboratory = Laboratory(Path(directory))
         for cell, group in groupby(cases, key=lambda c: (c.model, c.ep_size, c.deterministic)):
-            for case in group:
-                _add(laboratory, case, lines)
-                num_done += 1
-            seconds = time.monotonic() - started
-            progress = Progress(num_done, len(cases), seconds)
-            out.write_text(report(list(lines.values()), part, command, progress), encoding="utf-8")
-            failures = sum(len(line.failures) for line in lines.values())
+            cell_cases = list(group)
+            results.append(kept.load(cell_cases) or _run_cell(laboratory, cell_cases, kept))
+            lines = [line for result in results for line in result.lines]
+            progress = Progress(
+                sum(result.num_cases for result in results),
+                len(cases),
+                sum(result.seconds for result in results),
+            )
+            out.write_text(report(lines, part, command, progress), encoding="utf-8")
+            failures = sum(len(line.failures) for line in lines)
             print(f"{progress} cell={cell} failures={failures}", file=sys.stderr, flush=True)
         laboratory.close()
-    return list(lines.values())
+    return [line for result in results for line in result.lines]
+
+
+def _run_cell(laboratory: Laboratory, cases: Sequence[Case], kept: Kept) -> CellResult:
+    started = time.monotonic()
+    lines: dict[tuple[object, ...], Line] = {}
+    for case in cases:
+        _add(laboratory, case, lines)
+    return kept.save(cases, list(lines.values()), time.monotonic() - started)
 
 
 def _add(laboratory: Laboratory, case: Case, lines: dict[tuple[object, ...], Line]) -> None:
@@ -239,6 +300,7 @@ def main(arguments: Sequence[str]) -> int:
     """1 when anything failed or too many near-ties are listed."""
     parser = argparse.ArgumentParser(prog="python -m tests.oracle_matrix", description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--keep", type=Path, metavar="DIRECTORY", help="results that outlive a run")
     parser.add_argument("--quick", action="store_true", help="a few minutes instead of an hour")
     parser.add_argument("--models", nargs="+", choices=MODELS)
     parser.add_argument(
@@ -257,7 +319,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     torch.set_num_threads(1)
     command = " ".join(["python -m tests.oracle_matrix", *arguments])
-    lines = run(part, options.out, command)
+    lines = run(part, options.out, command, Kept(options.keep))
     total = sum((line.compared for line in lines), Comparison())
     too_many = len(total.listed) > LISTED_SHARE * total.decisions
     return int(too_many or any(line.failures for line in lines))
