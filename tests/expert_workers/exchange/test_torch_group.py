@@ -11,7 +11,9 @@ import pytest
 import torch
 from torch.autograd.profiler import profile
 
+from expert_workers.ep_group import join_group
 from expert_workers.exchange.base import Exchange, ExchangeError, RowSplits
+from expert_workers.exchange.torch_group import TorchGroupExchange
 from tests.helpers.ranks import RankContext, run_ranks
 
 WIDTH = 3
@@ -74,9 +76,10 @@ def test_pairs_move_any_dtype_also_of_rows_that_are_not_contiguous(dtype: torch.
     assert run_ranks(2, first_column) == [([0, 100, 101], True), ([1, 2], True)]
 
 
-def test_a_pair_with_rows_takes_one_message_and_nothing_else_crosses() -> None:
+@pytest.mark.parametrize("in_one_batch", [False, True])
+def test_a_pair_with_rows_takes_one_message_and_nothing_else_crosses(in_one_batch: bool) -> None:
     def sent_and_received(context: RankContext) -> dict[str, int]:
-        exchange = context.exchange()
+        exchange = make_exchange(context, in_one_batch)
         splits = splits_of(SPARSE, context.rank)
         with profile() as profiler:
             exchange.exchange_pairs(make_rows(context.rank, splits), splits)
@@ -88,6 +91,11 @@ def test_a_pair_with_rows_takes_one_message_and_nothing_else_crosses() -> None:
         {"gloo:send": 1, "gloo:recv": 1},
         {"gloo:send": 1},
     ]
+
+
+def make_exchange(context: RankContext, in_one_batch: bool) -> TorchGroupExchange:
+    group = join_group(context.group_options, context.store())
+    return TorchGroupExchange(group.process_group, pairs_in_one_batch=in_one_batch)
 
 
 def gloo_calls(profiler: Any) -> dict[str, int]:
@@ -111,11 +119,12 @@ def test_ranks_without_rows_either_way_need_not_call() -> None:
     assert run_ranks(3, exchange_twice) == [[100], [0, 1], []]
 
 
-def test_many_exchanges_in_a_row_stay_in_order() -> None:
+@pytest.mark.parametrize("in_one_batch", [False, True])
+def test_many_exchanges_in_a_row_stay_in_order(in_one_batch: bool) -> None:
     rounds = np.random.default_rng(3).integers(0, 3, (40, 3, 3))
 
     def run_rounds(context: RankContext) -> list[list[float]]:
-        exchange = context.exchange()
+        exchange = make_exchange(context, in_one_batch)
         received = []
         for number, counts in enumerate(rounds):
             splits = splits_of(counts, context.rank)
