@@ -323,6 +323,13 @@ class StepTimings(msgspec.Struct, frozen=True):
     combine: float
 
 
+class SentTraffic(msgspec.Struct, frozen=True):
+    """What one rank sent to the others. Payload bytes, without the transport's own."""
+
+    messages: int
+    bytes: int
+
+
 class StepResult(msgspec.Struct, frozen=True, tag=True):
     """One rank's answer. `seq_ids` and `token_ids` are the sampled tokens, in the descriptor's order."""
 
@@ -336,6 +343,8 @@ class StepResult(msgspec.Struct, frozen=True, tag=True):
     """Tokens of this rank that went through a gate (counted once per token, not per layer)."""
     expert_load: Int32Column
     """[MoE layers, local experts] rows that this rank's experts served; int32"""
+    sent: SentTraffic
+    """By the exchanges of this step, planned or not."""
     timings: StepTimings
 
 

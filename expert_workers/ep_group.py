@@ -17,6 +17,8 @@ from torch._C._distributed_c10d import (
 
 from cluster.errors import CellError, ConfigError
 from cluster.types import ExchangeKind
+from expert_workers.exchange.counting import CountingExchange
+from expert_workers.exchange.torch_group import TorchGroupExchange
 
 
 @dataclass(frozen=True)
@@ -40,10 +42,13 @@ class GroupOptions:
 
 
 class EpGroup:
-    """Owner of this process's group and of its end of the store. `close` once; see `leave_group`."""
+    """Owner of this process's group, of its end of the store and of the rank's one exchange, which counts all that the
+    rank sends. `close` once; see `leave_group`.
+    """
 
     def __init__(self, process_group: dist.ProcessGroup, store: Store) -> None:
         self.process_group = process_group
+        self.exchange = CountingExchange(TorchGroupExchange(process_group), process_group.rank())
         self._store = store  # a hosted store listens as long as it is referenced
 
     def close(self) -> None:

@@ -13,6 +13,7 @@ from cluster.messages import (
     PlanPart,
     RouteChunk,
     RouteFrame,
+    SentTraffic,
     SequenceStart,
     StepDescriptor,
     StepResult,
@@ -239,6 +240,7 @@ class ExpertWorker:
             poisoned_seq_ids=poisoned,
             gate_tokens=sum(c.num_tokens for c in work.gate_chunks),
             expert_load=self._expert_load(work.planned),
+            sent=SentTraffic(0, 0) if self._group is None else self._group.exchange.take(),
             timings=StepTimings(
                 forward=forward_seconds,
                 attention=self._stopwatch.seconds("attention"),

@@ -18,7 +18,6 @@ from expert_workers.dispatch.local import LocalDispatcher
 from expert_workers.dispatch.negotiated import NegotiatedDispatcher
 from expert_workers.ep_group import EpGroup, GroupOptions, connect_store, join_group
 from expert_workers.exchange.base import Exchange
-from expert_workers.exchange.torch_group import TorchGroupExchange
 from expert_workers.kv_pool import KVPool
 from expert_workers.model.numerics import DeterministicNumerics, FastNumerics, Numerics
 from expert_workers.model.transformer import Transformer
@@ -91,7 +90,7 @@ def build_expert_worker(
         device=options.device,
     )
     group = None if options.dispatch == "local" else _join(options, store)
-    exchange = None if group is None else TorchGroupExchange(group.process_group)
+    exchange = None if group is None else group.exchange
     return ExpertWorker(
         rank=options.rank,
         spec=spec,

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cluster.messages import RouteChunk, SequenceStart
+from cluster.messages import RouteChunk, SentTraffic, SequenceStart
 from cluster.placement import ExpertPlacement
 from cluster.routes import ExpertRoutes
 from expert_workers.dispatch.base import DispatchedTokens
@@ -135,6 +135,13 @@ def test_expert_load_counts_every_row_that_an_expert_served() -> None:
     ]
     np.testing.assert_array_equal(outcome.result.expert_load, expected)
     assert outcome.result.expert_load.dtype == np.int32
+
+
+def test_a_rank_alone_sends_nothing() -> None:
+    outcome = make_worker().execute(
+        make_step(0, [ChunkSpec(1, make_prompt(9, 0), [0], samples=False)])
+    )
+    assert outcome.result.sent == SentTraffic(messages=0, bytes=0)
 
 
 def test_timings_lie_within_the_forward_time() -> None:

@@ -15,6 +15,7 @@ from cluster.errors import RankLostError
 from cluster.messages import (
     RouteChunk,
     RouteFrame,
+    SentTraffic,
     SequenceStart,
     StepDescriptor,
     StepResult,
@@ -153,6 +154,7 @@ class ContentWorkers:
             poisoned_seq_ids=poisoned,
             gate_tokens=num_gate,
             expert_load=np.zeros((2, 2), np.int32),
+            sent=SentTraffic(0, 0),
             timings=StepTimings(0.0, 0.0, 0.0, 0.0, 0.0, 0.0),
         )
 

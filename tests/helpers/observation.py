@@ -27,7 +27,6 @@ from expert_workers.dispatch.load import LoadCountingDispatcher
 from expert_workers.dispatch.local import LocalDispatcher
 from expert_workers.dispatch.negotiated import NegotiatedDispatcher
 from expert_workers.ep_group import join_group
-from expert_workers.exchange.torch_group import TorchGroupExchange
 from expert_workers.inputs_from_step import chunks_of_rank
 from expert_workers.kv_pool import KVPool
 from expert_workers.model.numerics import DeterministicNumerics, FastNumerics
@@ -150,7 +149,7 @@ def build_observed_worker(directory: Path, options: WorkerOptions, store: Store)
     weights = load_weights(options.model_dir, spec, target)
     numerics = DeterministicNumerics() if options.deterministic else FastNumerics()
     group = None if options.dispatch == "local" else join_group(options.group_options, store)
-    exchange = None if group is None else TorchGroupExchange(group.process_group)
+    exchange = None if group is None else group.exchange
     dispatcher: Dispatcher = (
         LocalDispatcher(placement, options.device)
         if exchange is None

@@ -13,6 +13,7 @@ from cluster.messages import (
     CellIdentity,
     PlansHeld,
     RouteFrame,
+    SentTraffic,
     StepDescriptor,
     StepResult,
     StepTimings,
@@ -92,7 +93,8 @@ def make_step(step_id: int = 0) -> StepDescriptor:
 
 def make_result(rank: int, step_id: int = 0) -> StepResult:
     timings = StepTimings(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-    return StepResult(rank, step_id, [rank], [5], [], 0, np.zeros((1, 1), np.int32), timings)
+    load = np.zeros((1, 1), np.int32)
+    return StepResult(rank, step_id, [rank], [5], [], 0, load, SentTraffic(0, 0), timings)
 
 
 def make_frame(rank: int) -> RouteFrame:

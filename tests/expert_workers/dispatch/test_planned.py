@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 from torch.autograd.profiler import profile
 
+from cluster.messages import SentTraffic
 from expert_workers.dispatch.negotiated import NegotiatedDispatcher
 from expert_workers.dispatch.planned import LayerFormat, PlannedLayer, planned_layer
-from expert_workers.exchange.counting import CountingExchange, SentTraffic
+from expert_workers.exchange.counting import CountingExchange
 from expert_workers.model.experts import ExpertLayout, apply_experts, run_experts
 from expert_workers.model.numerics import DeterministicNumerics, FastNumerics, Numerics
 from expert_workers.model.weights import ExpertWeights

@@ -3,8 +3,9 @@
 import torch
 from torch import Tensor
 
+from cluster.messages import SentTraffic
 from expert_workers.exchange.base import RowSplits
-from expert_workers.exchange.counting import CountingExchange, SentTraffic
+from expert_workers.exchange.counting import CountingExchange
 
 SPLITS = RowSplits(send=(4, 1, 0, 2), recv=(0, 1, 0, 3))
 
@@ -46,7 +47,7 @@ def test_no_rows_at_all_are_no_message_between_pairs() -> None:
     nothing = RowSplits((0, 0), (0, 0))
     exchange = CountingExchange(Echo(), rank=0)
     exchange.exchange_pairs(torch.zeros(0, 5), nothing)
-    assert exchange.take() == SentTraffic()
+    assert exchange.take() == SentTraffic(0, 0)
 
 
 def test_results_are_passed_on_and_traffic_adds_up_until_it_is_taken() -> None:
@@ -56,4 +57,4 @@ def test_results_are_passed_on_and_traffic_adds_up_until_it_is_taken() -> None:
     assert torch.equal(exchange.exchange_rows(rows, SPLITS), rows[:4])
     assert torch.equal(exchange.exchange_pairs(rows, SPLITS), rows[:4])
     assert exchange.take() == SentTraffic(messages=3 + 3 + 2, bytes=24 + 120 + 120)
-    assert exchange.take() == SentTraffic()
+    assert exchange.take() == SentTraffic(0, 0)
