@@ -39,6 +39,8 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     sampling: SamplingParams
     cache_salt: str | None
     return_routes: bool
+    recompute_prompt: bool = False
+    """The forward pass goes over every prompt token, also over those whose KV is there: it reads that and leaves it."""
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
@@ -243,6 +245,8 @@ class StepDescriptor(msgspec.Struct, frozen=True, tag=True):
     """[S] RouteChunk to replay, −1: the gate chooses"""
     samples: Int32Column
     """[S] 1 if the chunk's last token is the sequence's last known one, so that the next is sampled"""
+    num_suppressed: Int32Column
+    """[S] first tokens of the chunk whose KV is in the blocks already: they read it and write none"""
     input_ids: Int32Column
     """[N] token ids, chunk after chunk"""
     block_table_lens: Int32Column

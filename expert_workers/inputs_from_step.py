@@ -41,7 +41,7 @@ class Chunk:
     """One request's tokens in one step. `index`: its place in the descriptor. Arrays are views of the descriptor.
 
     With fragment_ids it is planned, with a route_id its routes are replayed through a negotiated dispatch, with neither
-    the gate chooses.
+    the gate chooses. The KV of its first `num_suppressed` tokens is there already.
 
     input_ids: [num_tokens]; block_table: [blocks from position 0]
     """
@@ -52,6 +52,7 @@ class Chunk:
     route_id: int | None
     fragment_ids: tuple[int, ...]
     samples: bool
+    num_suppressed: int
     input_ids: Int32Array
     block_table: Int32Array
 
@@ -75,11 +76,13 @@ def check_step(step: StepDescriptor, limits: StepLimits) -> None:
     _check_range(step, "ranks", step.ranks, 0, limits.ep_size)
     _check_range(step, "num_tokens", step.num_tokens, 1, 2**31)
     _check_range(step, "samples", step.samples, 0, 2)
+    _check_range(step, "num_suppressed", step.num_suppressed, 0, 2**31)
     _check_range(step, "first_positions", step.first_positions, 0, limits.max_position_embeddings)
     _check_range(step, "block_table_lens", step.block_table_lens, 1, 2**31)
     _check_range(step, "fragment_lens", step.fragment_lens, 0, 2**31)
     _check_sums(step)
     _check_order(step)
+    _check_suppressed(step)
     _check_fragments(step)
     _check_range(step, "input_ids", step.input_ids, 0, limits.vocab_size)
     _check_range(step, "block_tables", step.block_tables, 0, limits.num_kv_blocks)
@@ -109,6 +112,7 @@ def chunks_of_rank(step: StepDescriptor, rank: int) -> list[Chunk]:
                 step.fragment_ids[fragment_starts[i] : fragment_starts[i + 1]].tolist()
             ),
             samples=bool(step.samples[i]),
+            num_suppressed=int(step.num_suppressed[i]),
             input_ids=step.input_ids[token_starts[i] : token_starts[i + 1]],
             block_table=step.block_tables[block_starts[i] : block_starts[i + 1]],
         )
@@ -166,7 +170,7 @@ class InputsBuilder:
         """
         chunks = [*gate_chunks, *replay_chunks, *planned_chunks]
         positions = _joined([np.arange(c.first_position, c.end_position) for c in chunks])
-        slots = _joined([self._slots(chunk) for chunk in chunks])
+        slots = _joined([self._written_slots(chunk) for chunk in chunks])
         cu_seqlens_q = np.concatenate(([0], np.cumsum([c.num_tokens for c in chunks]))).astype(
             np.int64
         )
@@ -177,6 +181,7 @@ class InputsBuilder:
             input_ids=self._tensor(_joined([c.input_ids for c in chunks])),
             positions=self._tensor(positions),
             slot_mapping=self._tensor(slots),
+            written_tokens=self._written_tokens(chunks),
             cu_seqlens_q=tuple(cu_seqlens_q.tolist()),
             seq_lens=tuple(c.end_position for c in chunks),
             block_tables=tuple(self._tensor(c.block_table.astype(np.int64)) for c in chunks),
@@ -186,8 +191,14 @@ class InputsBuilder:
             last_token_indices=self._tensor(np.array(last, np.int64)),
         )
 
-    def _slots(self, chunk: Chunk) -> npt.NDArray[np.int64]:
-        positions = np.arange(chunk.first_position, chunk.end_position)
+    def _written_tokens(self, chunks: Sequence[Chunk]) -> torch.Tensor | None:
+        if not any(chunk.num_suppressed for chunk in chunks):
+            return None
+        kept = [np.arange(chunk.num_tokens) >= chunk.num_suppressed for chunk in chunks]
+        return self._tensor(np.flatnonzero(np.concatenate(kept)))
+
+    def _written_slots(self, chunk: Chunk) -> npt.NDArray[np.int64]:
+        positions = np.arange(chunk.first_position + chunk.num_suppressed, chunk.end_position)
         blocks = chunk.block_table[positions // self.block_size].astype(np.int64)
         slots: npt.NDArray[np.int64] = blocks * self.block_size + positions % self.block_size
         return slots
@@ -227,6 +238,7 @@ def _check_columns(step: StepDescriptor) -> None:
         "num_tokens": step.num_tokens,
         "route_ids": step.route_ids,
         "samples": step.samples,
+        "num_suppressed": step.num_suppressed,
         "block_table_lens": step.block_table_lens,
         "fragment_lens": step.fragment_lens,
     }
@@ -265,6 +277,16 @@ def _check_order(step: StepDescriptor) -> None:
     if (np.diff(step.ranks) < 0).any():
         raise StepRefusedError(
             f"step {step.step_id}: ranks are {step.ranks.tolist()}, chunks stand in order of rank"
+        )
+
+
+def _check_suppressed(step: StepDescriptor) -> None:
+    too_many = step.num_suppressed > step.num_tokens
+    if too_many.any():
+        chunk = int(np.argmax(too_many))
+        raise StepRefusedError(
+            f"step {step.step_id}: seq {step.seq_ids[chunk]} suppresses the KV of "
+            f"{step.num_suppressed[chunk]} tokens, its chunk has {step.num_tokens[chunk]}"
         )
 
 

@@ -26,7 +26,7 @@ class Publisher:
         self._block_size = block_size
         self._features = features
         self._observer = observer
-        self._expected: dict[tuple[StepId, Rank], deque[Request]] = {}
+        self._expected: dict[tuple[StepId, Rank], deque[ScheduledChunk]] = {}
 
     def expect(self, step_id: StepId, chunks: Sequence[ScheduledChunk]) -> None:
         """The gate chose routes for these chunks; their frames follow, per rank in this order."""
@@ -35,7 +35,7 @@ class Publisher:
                 continue
             assert chunk.request.home_rank is not None
             queue = self._expected.setdefault((step_id, chunk.request.home_rank), deque())
-            queue.append(chunk.request)
+            queue.append(chunk)
             chunk.request.num_pending_frames += 1
 
     def expected_ranks(self) -> list[Rank]:
@@ -43,14 +43,16 @@ class Publisher:
         return sorted({rank for _, rank in self._expected})
 
     def record(self, step_id: StepId, rank: Rank, routes: ExpertRoutes) -> None:
-        """Routes of the next expected chunk of that step and rank."""
+        """Routes of the next expected chunk of that step and rank. A pass over KV that was there already made none:
+        the request's are those of that KV."""
         queue = self._expected[step_id, rank]
-        request = queue.popleft()
+        chunk = queue.popleft()
         if not queue:
             del self._expected[step_id, rank]
-        request.num_pending_frames -= 1
-        request.route_log.append(routes)
-        self.publish(request)
+        chunk.request.num_pending_frames -= 1
+        if chunk.records:
+            chunk.request.route_log.append(routes)
+        self.publish(chunk.request)
 
     def publish(self, request: Request) -> None:
         """Offers the full blocks that are complete now. What was refused for want of room in the route budget is

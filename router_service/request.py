@@ -1,6 +1,7 @@
 """One client generation: ordered integers and derived properties (idea: mini-sglang, vLLM: no phases).
 
-0 ─── cached ─── num_computed_tokens ─── num_tokens          tokens whose KV exists, tokens known
+0 ─── num_reused_tokens                                      tokens whose KV was there when it started
+0 ─── num_computed_tokens ─── num_tokens                     tokens that are done with, tokens known
 0 ─── num_published_tokens ≤ min(num_computed, num_recorded) full blocks that the store has
 0 ─── num_recorded_tokens                                    tokens whose routes are known: replayed if computed again
 """
@@ -79,6 +80,7 @@ class Request:
         self.namespace = namespace
         self.sampling: SamplingParams = submit.sampling
         self.return_routes = submit.return_routes
+        self.recompute_prompt = submit.recompute_prompt
         self.arrival_seconds = arrival_seconds
         self.last_token_seconds: float | None = None
         self._block_size = block_size
@@ -94,6 +96,9 @@ class Request:
         self._block_table = np.empty(-(-capacity // block_size), np.int32)
         self.num_blocks = 0
         self.private_blocks: set[BlockId] = set()
+        self.num_reused_tokens = 0
+        self.replays_reused = True
+        """Of those that are computed again for their hidden states: by their routes, else by the gate."""
         self.num_computed_tokens = 0
         self.num_published_blocks = 0
         self.num_offered_blocks = 0
@@ -132,6 +137,18 @@ class Request:
     def num_recorded_tokens(self) -> int:
         return self.route_log.num_tokens
 
+    @property
+    def first_needed_token(self) -> int:
+        """From here on hidden states are needed; of the tokens before, KV is enough."""
+        return 0 if self.recompute_prompt and not self.num_output_tokens else self.num_tokens
+
+    @property
+    def replays_next(self) -> bool:
+        """The next token to compute takes the experts that are recorded."""
+        first = self.num_computed_tokens
+        is_again = first < self.num_reused_tokens
+        return first < self.num_recorded_tokens and (self.replays_reused or not is_again)
+
     def append_token(self, token_id: int) -> None:
         self._tokens[self.num_tokens] = token_id
         self.num_tokens += 1
@@ -168,6 +185,7 @@ class Request:
     def clear_blocks(self) -> None:
         self.num_blocks = 0
         self.private_blocks.clear()
+        self.num_reused_tokens = 0
         self.num_computed_tokens = 0
         self.num_published_blocks = 0
         self.num_offered_blocks = 0

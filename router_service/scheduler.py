@@ -25,16 +25,41 @@ WAITING_WINDOW = 256
 
 @dataclass(frozen=True)
 class ScheduledChunk:
-    """Tokens [first_position, first_position + num_tokens) of a request in one step, all replayed or none."""
+    """Tokens [first_position, first_position + num_tokens) of a request in one step, all replayed or none.
+
+    num_suppressed: the first of them, whose KV is there already: their pass reads it and writes none
+    """
 
     request: Request
     first_position: int
     num_tokens: int
     replays: bool
+    num_suppressed: int
     fragment_ids: tuple[int, ...] = ()
     """Plan fragments that cover the tokens; none: it is dispatched without a plan."""
     unplanned_reason: str = ""
     """Why a chunk that replays has no plan."""
+
+    @staticmethod
+    def next_of(
+        request: Request,
+        num_tokens: int,
+        *,
+        replays: bool,
+        fragment_ids: tuple[int, ...] = (),
+        unplanned_reason: str = "",
+    ) -> "ScheduledChunk":
+        """The next `num_tokens` tokens to compute."""
+        first = request.num_computed_tokens
+        num_suppressed = min(num_tokens, max(0, request.num_reused_tokens - first))
+        return ScheduledChunk(
+            request, first, num_tokens, replays, num_suppressed, fragment_ids, unplanned_reason
+        )
+
+    @property
+    def records(self) -> bool:
+        """The gate's choices for it become the request's routes."""
+        return not self.replays and not self.num_suppressed
 
     @property
     def samples(self) -> bool:
@@ -158,21 +183,24 @@ class Scheduler:
         """Up to the end of the routed part, or to the last known token: never across the border. None when the budget
         is spent or the request waits for its plan or for room for it."""
         first = request.num_computed_tokens
-        routed = request.num_recorded_tokens - first
-        if routed <= 0:
+        routed = max(0, request.num_recorded_tokens - first)
+        if not request.replays_next:
             self._plans.release(request)
-            num_tokens = min(request.num_uncomputed_tokens, budget.num_tokens)
-            return ScheduledChunk(request, first, num_tokens, replays=False) if num_tokens else None
+            num_tokens = min(routed or request.num_uncomputed_tokens, budget.num_tokens)
+            if not num_tokens:
+                return None
+            return ScheduledChunk.next_of(request, num_tokens, replays=False)
         limit = min(routed, budget.num_tokens)
         return self._replay_chunk(request, limit, budget) if limit else None
 
     def _replay_chunk(
         self, request: Request, limit: int, budget: _RankBudget
     ) -> ScheduledChunk | None:
-        first = request.num_computed_tokens
         run = self._plans.cover(request, limit)
         if isinstance(run, PlannedRun):
-            return ScheduledChunk(request, first, run.num_tokens, True, run.fragment_ids)
+            return ScheduledChunk.next_of(
+                request, run.num_tokens, replays=True, fragment_ids=run.fragment_ids
+            )
         if run.wait:
             self._awaits_plans = True
             return None
@@ -181,7 +209,9 @@ class Scheduler:
                 None  # others took the room in this step, and they end: borders are worth the wait
             )
         num_tokens = min(limit, run.max_num_tokens or limit)
-        return ScheduledChunk(request, first, num_tokens, True, unplanned_reason=run.reason)
+        return ScheduledChunk.next_of(
+            request, num_tokens, replays=True, unplanned_reason=run.reason
+        )
 
     def _make_room(
         self, request: Request, num_tokens: int, preempted: list[tuple[Rank, Request]]
@@ -242,7 +272,8 @@ class Scheduler:
                 continue
             admitted.append(request)
             admission.started(request)
-            self._plans.want(request)
+            if request.replays_next:
+                self._plans.want(request)
             chunk = self._next_chunk(request, budgets[candidate.rank])
             if chunk is not None:
                 self._allocate_first_chunk(request, chunk.num_tokens)
@@ -284,20 +315,27 @@ class Scheduler:
         request.lease = lease
         request.home_rank = rank
         request.add_blocks(block_ids, private=False)
-        request.num_computed_tokens = num_kv
+        request.num_reused_tokens = num_kv
+        request.num_computed_tokens = min(num_kv, request.first_needed_token)
         request.num_published_blocks = len(block_ids)
         known = request.num_recorded_tokens
+        request.replays_reused = self._features.route_replay or known > 0
         if known < lease.num_tokens:
             for routes in self._store.routes(lease, known, lease.num_tokens):
                 request.route_log.append(routes)
         if not request.was_admitted:
             request.was_admitted = True
-            request.cached_tokens = num_kv
-            request.replayed_tokens = request.num_recorded_tokens - num_kv
-            request.unreplayed_tokens = candidate.num_matched - candidate.num_leased
+            self._count_sources(request, candidate)
         self.waiting.remove(request)
         self._insert_running(request)
         return True
+
+    def _count_sources(self, request: Request, candidate: HomeChoice) -> None:
+        """Where its prompt comes from, once, at the first admission."""
+        request.cached_tokens = request.num_computed_tokens
+        if request.replays_next or request.num_computed_tokens == request.num_reused_tokens:
+            request.replayed_tokens = request.num_recorded_tokens - request.cached_tokens
+        request.unreplayed_tokens = candidate.num_matched - candidate.num_leased
 
     def _lease(self, request: Request, candidate: HomeChoice) -> tuple[Lease, int]:
         """The lease and the tokens whose KV is taken with it. A request that has routes of its own takes KV from the

@@ -41,6 +41,7 @@ def build_step(
         num_tokens=_column([chunk.num_tokens for chunk in chunks]),
         route_ids=_column(list(route_ids)),
         samples=_column([int(chunk.samples) for chunk in chunks]),
+        num_suppressed=_column([chunk.num_suppressed for chunk in chunks]),
         input_ids=_join(
             [
                 c.request.token_ids[c.first_position : end]

@@ -43,16 +43,38 @@ class KVSpan:
 
 
 @dataclass(frozen=True)
+class WrittenTokens:
+    """Tokens of the step whose KV is written; that of the others is in the pool already.
+
+    indices: [T'] int64, rows of the step; None: all of them. rotation: theirs. slots: [T'] int64
+    """
+
+    indices: Tensor | None
+    rotation: Rotation
+    slots: Tensor
+
+    @staticmethod
+    def of(inputs: StepInputs, rotation: Rotation) -> "WrittenTokens":
+        indices = inputs.written_tokens
+        own = rotation if indices is None else rotation.select(indices)
+        return WrittenTokens(indices, own, inputs.slot_mapping)
+
+    def rows(self, x: Tensor) -> Tensor:
+        """x: [T, H]. Returns [T', H]."""
+        return x if self.indices is None else x.index_select(0, self.indices)
+
+
+@dataclass(frozen=True)
 class AttentionPlan:
     """What every layer's attention needs to know about the step.
 
     rotation: of the step's tokens
-    slots:    [T] int64, where their KV goes
+    written:  those whose KV is written, and where
     spans:    single tokens (decodes) of sequences of similar length share one, every other chunk has its own
     """
 
     rotation: Rotation
-    slots: Tensor
+    written: WrittenTokens
     spans: tuple[KVSpan, ...]
 
     @staticmethod
@@ -62,7 +84,7 @@ class AttentionPlan:
         for chunk in range(len(inputs.seq_lens)):
             if starts[chunk + 1] - starts[chunk] > 1:
                 spans.append(_prefill_span(inputs, block_size, chunk))
-        return AttentionPlan(rotation, inputs.slot_mapping, tuple(spans))
+        return AttentionPlan(rotation, WrittenTokens.of(inputs, rotation), tuple(spans))
 
 
 @dataclass(frozen=True)

@@ -28,9 +28,10 @@ class MlaAttention:
         self._scale = softmax_scale(spec)
 
     def __call__(self, x: Tensor, plan: AttentionPlan, kv_pool: KVPool, layer: int) -> Tensor:
-        """x: [T, H]. Writes the tokens' KV, then attends. Returns [T, H]."""
+        """x: [T, H]. Writes the KV of the tokens that have none yet, then attends. Returns [T, H]."""
         spec, weights, numerics = self._spec, self._weights, self._numerics
-        kv_pool.write(layer, plan.slots, self._latents(x, plan.rotation))
+        written = plan.written
+        kv_pool.write(layer, written.slots, self._latents(written.rows(x), written.rotation))
         queries = self._queries(x, plan.rotation)
         values = attend(plan, queries, LayerRows(kv_pool, layer, spec.kv_lora_rank), numerics)
         heads = numerics.per_head(values, weights.value_up)

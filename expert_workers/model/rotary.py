@@ -79,6 +79,10 @@ class Rotation:
         self._cos = cos
         self._sin = sin
 
+    def select(self, tokens: Tensor) -> "Rotation":
+        """Of some of the tokens: [n] int64."""
+        return Rotation(self._cos.index_select(0, tokens), self._sin.index_select(0, tokens))
+
     def apply(self, x: Tensor, *, interleaved: bool) -> Tensor:
         """x: [T, heads, dim]. Pairs are (x0, x1), (x2, x3), … when interleaved, else (x0, x dim/2), …
 

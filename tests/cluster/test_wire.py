@@ -10,7 +10,7 @@ from cluster.wire import PROTOCOL_VERSION, Decoder, encode
 def make_descriptor() -> m.StepDescriptor:
     column = np.arange(3, dtype=np.int32)
     return m.StepDescriptor(
-        7, 0, "negotiated", column, column, column, column, column, column,
+        7, 0, "negotiated", column, column, column, column, column, column, column,
         np.arange(10, dtype=np.int32), column, np.empty(0, np.int32),
         column, np.empty(0, np.int32), np.empty(0, np.int32),
     )  # fmt: skip

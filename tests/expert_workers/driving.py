@@ -56,6 +56,7 @@ class ChunkSpec:
     rank: int = 0
     route_id: int = -1
     samples: bool = True
+    num_suppressed: int = 0
     fragment_ids: Sequence[int] = ()
 
 
@@ -80,6 +81,7 @@ def make_step(
         num_tokens=column([len(c.token_ids) for c in chunks]),
         route_ids=column([c.route_id for c in chunks]),
         samples=column([c.samples for c in chunks]),
+        num_suppressed=column([c.num_suppressed for c in chunks]),
         input_ids=column([t for c in chunks for t in c.token_ids]),
         block_table_lens=column([len(c.blocks) for c in chunks]),
         block_tables=column([b for c in chunks for b in c.blocks]),

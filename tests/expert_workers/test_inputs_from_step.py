@@ -70,6 +70,21 @@ def test_chunks_of_the_gate_come_first_and_slots_follow_the_block_table() -> Non
     assert torch.equal(inputs.replay_topk_weights, torch.from_numpy(routes.topk_weights))
 
 
+def test_suppressed_tokens_have_no_slot_and_the_others_keep_their_rows() -> None:
+    again = replace(CHUNKS[0], num_suppressed=1)
+    first, *others = chunks_of_rank(make_step(0, [again, *CHUNKS[1:]]), 0)
+    inputs = BUILDER.build(others, [first], make_routes(2))
+    assert inputs.slot_mapping.tolist() == [20, 36, 37, 38, 8]
+    assert inputs.written_tokens is not None
+    assert inputs.written_tokens.tolist() == [0, 1, 2, 3, 5]
+    assert inputs.positions.tolist() == [0, 0, 1, 2, 3, 4]
+
+
+def test_without_suppressed_tokens_all_are_written() -> None:
+    inputs = BUILDER.build(chunks_of_rank(make_step(0, CHUNKS), 1), [], ExpertRoutes.empty(SHAPE))
+    assert inputs.written_tokens is None
+
+
 def test_a_rank_without_chunks_gets_empty_tensors_of_the_right_kind() -> None:
     inputs = BUILDER.build([], [], ExpertRoutes.empty(SHAPE))
     integers = (inputs.input_ids, inputs.positions, inputs.slot_mapping, inputs.last_token_indices)
@@ -107,6 +122,8 @@ def test_every_rank_refuses_what_only_another_rank_would_run() -> None:
         ("seq_ids", np.zeros(4, np.int64), "seq_ids is int64"),
         ("input_ids", np.zeros((7, 1), np.int32), r"input_ids is int32 \(7, 1\)"),
         ("samples", np.full(4, 2, np.int32), "samples holds 2"),
+        ("num_suppressed", np.array([3, 0, 0, 0], np.int32), "of 3 tokens, its chunk has 2"),
+        ("num_suppressed", np.array([-1, 0, 0, 0], np.int32), "num_suppressed holds -1"),
         ("block_table_lens", np.array([2, 0, 2, 1], np.int32), "block_table_lens holds 0"),
     ],
 )

@@ -291,3 +291,26 @@ def worker_with_counted_dispatches() -> tuple[ExpertWorker, CountingDispatcher]:
     )
     worker.start_sequence(SequenceStart(1, 0.0, 1.0, 0))
     return worker, dispatcher
+
+
+def test_a_pass_over_kept_kv_reads_it_and_writes_none() -> None:
+    worker = make_worker()
+    prompt = make_prompt(40, seed=8)
+    worker.start_sequence(SequenceStart(0, 0.0, 1.0, 0))
+    chunk = ChunkSpec(seq_id=0, token_ids=prompt, blocks=[3, 7, 1])
+    first = worker.execute(make_step(0, [chunk]))
+    rows = worker.kv_pool.rows.clone()
+    again = worker.execute(make_step(1, [replace(chunk, num_suppressed=40)]))
+    assert again.result.token_ids == first.result.token_ids
+    assert again.routes is not None
+    assert first.routes is not None
+    assert again.routes.topk_weights.tobytes() == first.routes.topk_weights.tobytes()
+    assert torch.equal(worker.kv_pool.rows, rows)
+    worker.kv_pool.rows[:, 3 * BLOCK_SIZE] += 1.0
+    other = worker.execute(make_step(2, [replace(chunk, num_suppressed=40)]))
+    assert other.routes is not None
+    assert other.routes.topk_weights.tobytes() != first.routes.topk_weights.tobytes()
+    worker.kv_pool.rows.copy_(rows)
+    half = worker.execute(make_step(3, [replace(chunk, num_suppressed=20)]))
+    assert half.result.token_ids == first.result.token_ids
+    assert torch.equal(worker.kv_pool.rows, rows)

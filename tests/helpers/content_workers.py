@@ -133,7 +133,12 @@ class ContentWorkers:
             table = step.block_tables[table_starts[i] : table_starts[i + 1]]
             chunk = self._routes[rank, int(step.route_ids[i])] if step.route_ids[i] >= 0 else None
             routes, content = self._compute(
-                rank, int(step.first_positions[i]), tokens, table, chunk
+                rank,
+                int(step.first_positions[i]),
+                tokens,
+                table,
+                chunk,
+                int(step.num_suppressed[i]),
             )
             if chunk is None:
                 gated.append((seq_id, routes))
@@ -163,7 +168,13 @@ class ContentWorkers:
         return gate_routes(hidden)
 
     def _compute(
-        self, rank: int, first: int, tokens: np.ndarray, table: np.ndarray, chunk: RouteChunk | None
+        self,
+        rank: int,
+        first: int,
+        tokens: np.ndarray,
+        table: np.ndarray,
+        chunk: RouteChunk | None,
+        num_suppressed: int,
     ) -> tuple[np.ndarray, bytes]:
         size = self.block_size
         slots = [int(table[p // size]) * size + p % size for p in range(first + len(tokens))]
@@ -174,7 +185,10 @@ class ContentWorkers:
             topk = self.gate(hidden) if chunk is None else chunk.topk_ids[offset]
             routes.append(topk)
             content = slot_content(hidden, np.ascontiguousarray(topk))
-            self._kv[rank, slots[first + offset]] = content
+            if offset < num_suppressed:
+                assert self._kv[rank, slots[first + offset]] == content, "the KV is not there"
+            else:
+                self._kv[rank, slots[first + offset]] = content
         return np.stack(routes), content
 
     def _emit(self, rank: int, step_id: int, gated: list[tuple[int, np.ndarray]]) -> None:

@@ -122,12 +122,20 @@ class EngineHarness:
         stop_token_ids: tuple[int, ...] = (),
         cache_salt: str | None = None,
         return_routes: bool = True,
+        recompute_prompt: bool = False,
     ) -> None:
         sampling = SamplingParams(max_tokens, temperature, top_p, seed, stop_token_ids)
         self.generations[request_id] = Generation()
         self.engine.submit(
             CLIENT,
-            Submit(request_id, np.array(prompt, np.int32), sampling, cache_salt, return_routes),
+            Submit(
+                request_id,
+                np.array(prompt, np.int32),
+                sampling,
+                cache_salt,
+                return_routes,
+                recompute_prompt,
+            ),
         )
 
     def step(self) -> None:

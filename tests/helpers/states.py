@@ -26,11 +26,14 @@ from tests.helpers.observation import LogitRows, Observations, build_observed_wo
 State = Literal[
     *("cold", "kv_hit", "replay", "evicted", "mixed", "preempted"),
     *("planned", "planned_mixed", "planned_preempted"),
+    *("again_gate", "again_negotiated", "again_planned"),
 ]
 STATES: tuple[State, ...] = ("cold", "kv_hit", "replay", "evicted", "mixed", "preempted")
 STORED_STATES = STATES[:4]
 PLANNED_STATES: tuple[State, ...] = ("planned", "planned_mixed", "planned_preempted")
 """Replays travel by plans: of a prompt alone, of a batch in which others decode, after a preemption."""
+AGAIN_STATES: tuple[State, ...] = ("again_gate", "again_negotiated", "again_planned")
+"""The pass goes over the whole prompt once more while its KV is there: by the gate, by its routes, by plans."""
 MAX_FRAGMENT_TOKENS = 128
 BATCH_SIZE = 8
 BLOCK_SIZE = 16
@@ -206,6 +209,8 @@ def run_state(
         return [_preempted(observed, budget, prompt, max_tokens) for prompt in prompts]
     if state in PLANNED_STATES:
         return _planned(observed, state, budget, prompts, max_tokens)
+    if state in AGAIN_STATES:
+        return _again(observed, state, budget, prompts, max_tokens)
     bench = observed.bench(budget=budget)
     cold = [bench.generate(prompt, max_tokens) for prompt in prompts]
     if state == "cold":
@@ -296,8 +301,8 @@ def _planned(
     prompts: Sequence[list[int]],
     max_tokens: int,
 ) -> list[RequestRun]:
-    """As the state of the same name without plans, with a fragment that fits a step beside some decodes."""
-    fragment_tokens = max(1, min(budget // 2, MAX_FRAGMENT_TOKENS))
+    """As the state of the same name without plans."""
+    fragment_tokens = _fragment_tokens(budget)
     if state == "planned_preempted":
         return [
             _preempted(observed, budget, prompt, max_tokens, fragment_tokens=fragment_tokens)
@@ -312,6 +317,34 @@ def _planned(
     runs = [bench.generate(prompt, max_tokens) for prompt in prompts]
     _assert_planned(bench)
     return runs
+
+
+def _again(
+    observed: ObservedRanks,
+    state: State,
+    budget: int,
+    prompts: Sequence[list[int]],
+    max_tokens: int,
+) -> list[RequestRun]:
+    """Every prompt token is computed twice and its KV written once."""
+    planned = state == "again_planned"
+    bench = observed.bench(budget=budget, fragment_tokens=_fragment_tokens(budget) * planned)
+    for prompt in prompts:
+        bench.generate(prompt, max_tokens)
+    bench.harness.features.route_replay = state != "again_gate"
+    runs = [bench.generate(prompt, max_tokens, recompute_prompt=True) for prompt in prompts]
+    for run in runs:
+        stored = (len(run.prompt) - 1) // BLOCK_SIZE * BLOCK_SIZE
+        assert run.completion.cached_tokens == 0
+        assert state == "again_gate" or run.completion.replayed_tokens >= stored
+    if planned:
+        _assert_planned(bench)
+    return runs
+
+
+def _fragment_tokens(budget: int) -> int:
+    """One that fits a step beside some decodes."""
+    return max(1, min(budget // 2, MAX_FRAGMENT_TOKENS))
 
 
 def _assert_planned(bench: Bench) -> None:

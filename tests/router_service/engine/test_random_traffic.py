@@ -28,7 +28,8 @@ def test_random_traffic_with_few_blocks_aborts_and_evictions_stays_undisturbed(s
             *make_prompt(rng.randrange(0, 9), number),
         ]
         max_tokens = rng.randrange(1, 24)
-        harness.submit(f"r{number}", prompt, max_tokens)
+        recompute = rng.random() < 0.2
+        harness.submit(f"r{number}", prompt, max_tokens, recompute_prompt=recompute)
         alive[f"r{number}"] = (prompt, max_tokens)
         for _ in range(rng.randrange(0, 4)):
             if harness.engine.has_work:
