@@ -1,4 +1,4 @@
-"""A pass over a prompt whose KV is there: the logits of every token are those of the cold run, by gate, routes or plans."""
+"""A pass over a prompt whose KV is there: logits of every token are the cold run's, by gate, routes or plans."""
 
 from collections.abc import Iterator
 

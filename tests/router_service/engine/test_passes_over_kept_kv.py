@@ -1,4 +1,4 @@
-"""A request that needs the hidden states of its whole prompt computes it again over KV that is there, and leaves that."""
+"""A request that needs the hidden states of its whole prompt passes over KV that is there and leaves it as it is."""
 
 import pytest
 
