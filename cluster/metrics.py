@@ -88,6 +88,14 @@ class Metrics:
         self.combine_seconds = self._histogram(
             "combine_seconds", "Combine of one step, slowest rank", _STEP_BUCKETS, labels
         )
+        self.exchange_messages = self._counter(
+            "exchange_messages_total",
+            "Messages from rank to rank; an all-to-all sends one to every other rank, a plan only those with rows",
+            labels,
+        )
+        self.exchange_bytes = self._counter(
+            "exchange_bytes_total", "Payload bytes of the messages from rank to rank", labels
+        )
         self.gate_seconds = self._histogram(
             "gate_seconds", "Gates of one step, slowest rank", _STEP_BUCKETS
         )

@@ -20,6 +20,8 @@ class StepMetrics:
             metrics.step_seconds,
             metrics.dispatch_seconds,
             metrics.combine_seconds,
+            metrics.exchange_messages,
+            metrics.exchange_bytes,
         ):
             metric.labels(dispatch)  # shown before the first step
 
@@ -33,6 +35,8 @@ class StepMetrics:
         metrics.control_seconds.observe(timeline.control(results))
         metrics.dispatch_seconds.labels(label).observe(max(t.dispatch for t in timings))
         metrics.combine_seconds.labels(label).observe(max(t.combine for t in timings))
+        metrics.exchange_messages.labels(label).inc(sum(r.sent.messages for r in results))
+        metrics.exchange_bytes.labels(label).inc(sum(r.sent.bytes for r in results))
         metrics.gate_seconds.observe(max(t.gate for t in timings))
         metrics.gate_tokens.inc(sum(result.gate_tokens for result in results))
         rows = [int(result.expert_load.sum()) for result in results]
