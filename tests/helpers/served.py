@@ -164,8 +164,12 @@ class Served:
 
     def pid_of(self, actor: str) -> int:
         """Of the actor class of which there is one."""
-        (pid,) = [p.pid for p in self.processes() if p.cmdline()[:1] == [f"ray::{actor}.run"]]
+        (pid,) = self.pids_of(actor)
         return pid
+
+    def pids_of(self, actor: str) -> list[int]:
+        """Of all actors of a class that run."""
+        return [p.pid for p in self.processes() if p.cmdline()[:1] == [f"ray::{actor}.run"]]
 
     def pid_of_rank(self, rank: int) -> int:
         return {int(r): int(pid) for r, pid in _RANK.findall(self.stderr)}[rank]

@@ -10,6 +10,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.helpers.served import eventually
 
 TIMEOUT_SECONDS = 60.0
+ALL_ON = {"route_replay": True, "planned_dispatch": True, "prefix_store": True}
+MetricValues = dict[tuple[str, tuple[str, ...]], float]
+"""By sample name and label values in order of the label names."""
 
 
 def random_prompt(seed: int, num_tokens: int, vocab_size: int = 3000) -> list[int]:
@@ -58,8 +61,7 @@ class CellApi:
     def status(self) -> Any:
         return self.http.get(f"{self._admin_url}/admin/status").json()
 
-    def metrics(self) -> dict[tuple[str, tuple[str, ...]], float]:
-        """Value by sample name and label values in order of the label names."""
+    def metrics(self) -> MetricValues:
         return {
             (sample.name, tuple(value for _, value in sorted(sample.labels.items()))): sample.value
             for family in text_string_to_metric_families(self.metrics_text())
@@ -68,6 +70,10 @@ class CellApi:
 
     def metric(self, name: str, *labels: str) -> float:
         return self.metrics()[f"pointsman_{name}", labels]
+
+    def rise_since(self, before: MetricValues) -> MetricValues:
+        """Series that have come since then rose from zero."""
+        return {key: value - before.get(key, 0.0) for key, value in self.metrics().items()}
 
     def metrics_text(self) -> str:
         return self.http.get(f"{self.base_url}/metrics").text

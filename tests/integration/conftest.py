@@ -6,7 +6,7 @@ import pytest
 from openai import OpenAI
 
 from tests.helpers.served import Served
-from tests.integration.api import CellApi
+from tests.integration.api import ALL_ON, CellApi
 
 
 @pytest.fixture(scope="session")
@@ -27,6 +27,14 @@ def api(shared_cell: Served) -> Iterator[CellApi]:
     with CellApi(shared_cell.base_url, shared_cell.admin_url) as api:
         yield api
         assert api.is_idle()
+
+
+@pytest.fixture
+def switching(api: CellApi) -> Iterator[CellApi]:
+    """Leaves the cell with everything on."""
+    assert api.features() == ALL_ON
+    yield api
+    assert api.features(**ALL_ON) == ALL_ON
 
 
 @pytest.fixture

@@ -1,26 +1,16 @@
 """Features switched off and on again over the admin port, under requests that stream."""
 
 import json
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
 
 from tests.helpers.served import eventually
-from tests.integration.api import CellApi, completion_body, random_prompt, source_of
+from tests.integration.api import ALL_ON, CellApi, completion_body, random_prompt, source_of
 
 pytestmark = pytest.mark.ray
-ALL_ON = {"route_replay": True, "planned_dispatch": True, "prefix_store": True}
 MAX_TOKENS = 24
-
-
-@pytest.fixture
-def switching(api: CellApi) -> Iterator[CellApi]:
-    """Leaves the shared cell with everything on."""
-    assert api.features() == ALL_ON
-    yield api
-    assert api.features(**ALL_ON) == ALL_ON
 
 
 def stream_text(api: CellApi, prompt: list[int]) -> str:
