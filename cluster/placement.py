@@ -1,5 +1,6 @@
 """Where experts live: logical expert -> physical copy -> rank. One immutable placement per epoch (EPLB's arrays)."""
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -59,9 +60,41 @@ class ExpertPlacement:
         return self.physical_to_logical_map[rank * per_rank : (rank + 1) * per_rank]
 
     @cached_property
+    def replica_counts(self) -> Int32Array:
+        """[num_experts] copies of each logical expert, at least one."""
+        counts = np.bincount(self.physical_to_logical_map, minlength=self.num_experts)
+        return counts.astype(np.int32)
+
+    @cached_property
     def logical_to_physical_map(self) -> Int32Array:
-        """[num_experts] int32: the first physical copy of each logical expert."""
-        first = np.full(self.num_experts, -1, np.int32)
-        for physical in range(len(self.physical_to_logical_map) - 1, -1, -1):
-            first[self.physical_to_logical_map[physical]] = physical
-        return first
+        """[num_experts, most copies of one] physical ids of each logical expert's copies, ascending; −1 pads."""
+        physical = np.argsort(self.physical_to_logical_map, kind="stable")
+        experts = self.physical_to_logical_map[physical]
+        firsts = self.replica_counts.cumsum() - self.replica_counts
+        copies = np.full((self.num_experts, self.replica_counts.max()), -1, np.int32)
+        copies[experts, np.arange(len(physical)) - firsts[experts]] = physical
+        return copies
+
+    @cached_property
+    def position_period(self) -> int:
+        """The same copies serve the same experts at positions that differ by a multiple of it; 1 without redundancy."""
+        return math.lcm(*set(self.replica_counts.tolist()))
+
+    def physical_ids(
+        self, topk_ids: npt.NDArray[np.integer], positions: npt.NDArray[np.integer]
+    ) -> npt.NDArray[np.int64]:
+        """The copies that serve: copy (position + expert) mod copies of the expert, so that both neighbouring tokens
+        and the experts of one token spread. Nothing else counts, above all not the token's home rank: a prefix that
+        replays elsewhere meets the same copies, and its sums are grouped as they were.
+
+        topk_ids: [T, ...] logical ids; positions: [T] of the tokens in their sequences. Returns [T, ...].
+        """
+        physical: npt.NDArray[np.int32]
+        if self.position_period == 1:
+            physical = self.logical_to_physical_map[:, 0][topk_ids]
+        else:
+            experts = topk_ids.astype(np.int64)
+            by_token = positions.reshape(-1, *[1] * (experts.ndim - 1))
+            copies = (by_token + experts) % self.replica_counts[experts]
+            physical = self.logical_to_physical_map[experts, copies]
+        return physical.astype(np.int64)

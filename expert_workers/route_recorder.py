@@ -30,6 +30,11 @@ class StepRoutes:
         self._topk_weights = torch.empty(dims, dtype=torch.float32, device=inputs.device)
         self._poisoned = torch.zeros(inputs.num_tokens, dtype=torch.bool, device=inputs.device)
 
+    @property
+    def positions(self) -> Tensor:
+        """[T] int64 of the step's tokens in their sequences."""
+        return self._inputs.positions
+
     def topk(self, moe_layer: int, x: Tensor, gate: Gate) -> tuple[Tensor, Tensor]:
         """Ids [T, K] int64 ascending within a token and weights [T, K] float32 for x [T, H] of one layer, without the
         planned tokens.

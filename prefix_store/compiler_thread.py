@@ -2,6 +2,7 @@
 
 import queue
 import threading
+from dataclasses import dataclass
 
 from cluster.dispatch_plan import PlanFragment
 from cluster.placement import ExpertPlacement
@@ -9,7 +10,13 @@ from cluster.routes import ExpertRoutes
 from cluster.types import Rank
 from prefix_store.plan_compiler import compile_fragment
 
-_Ask = tuple[int, ExpertRoutes, Rank]
+
+@dataclass(frozen=True)
+class _Ask:
+    fragment_id: int
+    routes: ExpertRoutes
+    source: Rank
+    first_position: int
 
 
 class CompilerThread:
@@ -22,8 +29,15 @@ class CompilerThread:
         self._thread = threading.Thread(target=self._run, name="plan-compiler", daemon=True)
         self._thread.start()
 
-    def submit(self, fragment_id: int, routes: ExpertRoutes, source: Rank) -> None:
-        self._asks.put((fragment_id, routes, source))
+    @property
+    def position_period(self) -> int:
+        """Of the placement."""
+        return self._placement.position_period
+
+    def submit(
+        self, fragment_id: int, routes: ExpertRoutes, source: Rank, first_position: int
+    ) -> None:
+        self._asks.put(_Ask(fragment_id, routes, source, first_position))
 
     def completed(self, timeout_seconds: float) -> list[tuple[int, PlanFragment]]:
         """What is done; waits up to the timeout for the first one. Raises what the compiler raised."""
@@ -45,10 +59,11 @@ class CompilerThread:
 
     def _run(self) -> None:
         while (ask := self._asks.get()) is not None:
-            fragment_id, routes, source = ask
             try:
-                fragment = compile_fragment(routes, source, self._placement)
-                self._done.put((fragment_id, fragment))
+                fragment = compile_fragment(
+                    ask.routes, ask.source, self._placement, first_position=ask.first_position
+                )
+                self._done.put((ask.fragment_id, fragment))
             except Exception as error:  # told to the engine's thread, which raises it
                 self._done.put(error)
                 return

@@ -17,11 +17,12 @@ IntArray = npt.NDArray[np.int64]
 
 
 def compile_fragment(
-    routes: ExpertRoutes, source: Rank, placement: ExpertPlacement
+    routes: ExpertRoutes, source: Rank, placement: ExpertPlacement, *, first_position: int
 ) -> PlanFragment:
-    """routes: [T, L, K] logical ids, T may be 0. Which copy of an expert serves is the placement's first one."""
+    """routes: [T, L, K] logical ids, T may be 0. first_position: of token 0 in its sequence."""
     per_rank = placement.num_physical_per_rank
-    physical = placement.logical_to_physical_map[routes.topk_ids].astype(np.int64)
+    positions = np.arange(first_position, first_position + routes.num_tokens)
+    physical = placement.physical_ids(routes.topk_ids, positions)
     physical = physical.transpose(1, 0, 2)  # [L, T, K]
     order = np.argsort(physical, axis=2, kind="stable")
     physical = np.take_along_axis(physical, order, axis=2)

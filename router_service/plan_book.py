@@ -1,7 +1,8 @@
 """Plan fragments of the cell: made when a request has something to replay, sent ahead, used once every rank has them.
 
-A fragment is named by its routes, its source rank and the placement, so a stale one cannot be met: other routes are
-another fragment. Several requests and later replays share it; the least recently used go when a rank's budget is full.
+A fragment is named by its routes, its source rank, the placement and, where that has several copies of an expert, the
+position of its first token; so a stale one cannot be met: other routes are another fragment. Several requests and later
+replays share it; the least recently used go when a rank's budget is full.
 
     wanted ──compiler's thread──► compiled ──PlanPart to each rank──► sent ──PlansHeld from all──► ready ──► evicted
 """
@@ -26,7 +27,14 @@ from router_service.step_observer import StepObserver
 class PlanCompiler(Protocol):
     """Compiles beside the engine's loop, in the order of the asks."""
 
-    def submit(self, fragment_id: int, routes: ExpertRoutes, source: Rank) -> None: ...
+    @property
+    def position_period(self) -> int:
+        """Routes whose first positions differ by a multiple of it have the same plan."""
+        ...
+
+    def submit(
+        self, fragment_id: int, routes: ExpertRoutes, source: Rank, first_position: int
+    ) -> None: ...
 
     def completed(self, timeout_seconds: float) -> list[tuple[int, PlanFragment]]:
         """What is done; waits up to the timeout for the first one. Raises what the compiler raised."""
@@ -204,7 +212,8 @@ class PlanBook:
     def _fragment(self, request: Request, start: int, end: int) -> _Fragment:
         assert request.home_rank is not None
         routes = request.route_log.slice(start, end)
-        key = self._key(routes, request.home_rank)
+        first_position = start % self._compiler.position_period
+        key = self._key(routes, request.home_rank, first_position)
         fragment = self._by_key.get(key)
         self._observer.planned_fragment(hit=fragment is not None)
         if fragment is None:
@@ -214,13 +223,14 @@ class PlanBook:
             self._next_id += 1
             self._by_key[key] = self._by_id[fragment.fragment_id] = fragment
             self._num_compiling += 1
-            self._compiler.submit(fragment.fragment_id, routes, request.home_rank)
+            self._compiler.submit(fragment.fragment_id, routes, request.home_rank, first_position)
         fragment.num_users += 1
         return fragment
 
-    def _key(self, routes: ExpertRoutes, source: Rank) -> bytes:
+    def _key(self, routes: ExpertRoutes, source: Rank, first_position: int) -> bytes:
         digest = hashlib.blake2b(digest_size=16)
-        digest.update(f"{source}/{self._limits.placement_epoch}/{routes.num_tokens}/".encode())
+        numbers = source, self._limits.placement_epoch, first_position, routes.num_tokens
+        digest.update(repr(numbers).encode())
         digest.update(routes.topk_ids.tobytes())
         digest.update(routes.topk_weights.tobytes())
         return digest.digest()

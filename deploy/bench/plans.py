@@ -46,7 +46,7 @@ def run(ep_size: int) -> list[dict[str, Any]]:
 def _measure(shape: Shape, ep_size: int) -> dict[str, Any]:
     placement = ExpertPlacement.contiguous(shape.num_experts, ep_size)
     routes = _random_routes(shape)
-    fragment = compile_fragment(routes, Rank(0), placement)
+    fragment = compile_fragment(routes, Rank(0), placement, first_position=0)
     largest = max(part.num_bytes for part in fragment.receive)
     per_thousand = 1000 / FRAGMENT_TOKENS
 
@@ -59,7 +59,9 @@ def _measure(shape: Shape, ep_size: int) -> dict[str, Any]:
             ep_size=ep_size,
         )
 
-    compile_seconds = _median_seconds(lambda: compile_fragment(routes, Rank(0), placement))
+    compile_seconds = _median_seconds(
+        lambda: compile_fragment(routes, Rank(0), placement, first_position=0)
+    )
     return {
         "shape": shape.name,
         "ep_size": ep_size,

@@ -28,8 +28,13 @@ class DispatchedTokens:
 class Dispatcher(Protocol):
     """Every rank of the group calls dispatch and combine once per MoE layer, ranks without tokens with T = 0."""
 
-    def dispatch(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> DispatchedTokens:
-        """x: [T, H]; topk_ids: [T, K] int64 logical ids sorted within a token; topk_weights: [T, K] float32."""
+    def dispatch(
+        self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, positions: Tensor
+    ) -> DispatchedTokens:
+        """x: [T, H]; topk_ids: [T, K] int64 logical ids sorted within a token; topk_weights: [T, K] float32.
+
+        positions: [T] int64 of the tokens in their sequences: by them the copy of an expert is chosen that serves.
+        """
         ...
 
     def combine(self, y: Tensor, handle: object) -> Tensor:

@@ -3,11 +3,14 @@
 A token sends one row to every rank that holds at least one of its experts, however many (idea: DeepEP). Rows are
 ordered by destination rank, then by token, so that the receiver sees a fixed order.
 
-Letters: T tokens, W ranks, n rows, H hidden size, K experts per token, E logical experts.
+Letters: T tokens, W ranks, n rows, H hidden size, K experts per token, E logical experts, C copies of the expert that
+has most.
 """
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -19,27 +22,59 @@ _ALIGNMENT = 4
 
 
 @dataclass(frozen=True)
-class ExpertLookup:
-    """The placement as tensors.
+class ExpertLocations:
+    """Where each choice of a token is served.
 
-    ranks:     [E] int64, the rank that serves a logical expert
-    local_ids: [E] int64, its local index there
+    ranks:     [T, K] int64
+    local_ids: [T, K] int64, the expert's local index on that rank
     """
 
     ranks: Tensor
     local_ids: Tensor
 
 
+@dataclass(frozen=True)
+class ExpertLookup:
+    """The placement as tensors.
+
+    copies:         [E, C] int64, physical ids of each logical expert's copies, −1 pads
+    replica_counts: [E] int64, how many those are; None where every expert has one
+    num_per_rank:   physical experts of a rank
+    """
+
+    copies: Tensor
+    replica_counts: Tensor | None
+    num_per_rank: int
+
+    def physical_ids(self, topk_ids: Tensor, positions: Tensor) -> Tensor:
+        """`ExpertPlacement.physical_ids` over tensors. topk_ids: [T, K] int64; positions: [T] int64."""
+        if self.replica_counts is None:
+            return self.copies[:, 0][topk_ids]
+        copies = (positions[:, None] + topk_ids) % self.replica_counts[topk_ids]
+        return self.copies[topk_ids, copies]
+
+    def locations(self, topk_ids: Tensor, positions: Tensor) -> ExpertLocations:
+        """topk_ids: [T, K] int64 logical ids; positions: [T] int64 of the tokens in their sequences."""
+        physical = self.physical_ids(topk_ids, positions)
+        return ExpertLocations(physical // self.num_per_rank, physical % self.num_per_rank)
+
+
 def expert_lookup(placement: ExpertPlacement, device: torch.device) -> ExpertLookup:
-    physical = torch.from_numpy(placement.logical_to_physical_map).to(device, torch.int64)
-    per_rank = placement.num_physical_per_rank
-    return ExpertLookup(ranks=physical // per_rank, local_ids=physical % per_rank)
+    def tensor(array: npt.NDArray[np.int32]) -> Tensor:
+        return torch.from_numpy(array).to(device, torch.int64)
+
+    redundant = placement.position_period > 1
+    return ExpertLookup(
+        copies=tensor(placement.logical_to_physical_map),
+        replica_counts=tensor(placement.replica_counts) if redundant else None,
+        num_per_rank=placement.num_physical_per_rank,
+    )
 
 
-def wanted_rows(topk_ids: Tensor, lookup: ExpertLookup, ep_size: int) -> Tensor:
-    """topk_ids: [T, K] int64. Returns [W, T] bool: rank w holds at least one expert of token t."""
-    wanted = torch.zeros((ep_size, topk_ids.shape[0]), dtype=torch.bool, device=topk_ids.device)
-    return wanted.scatter_(0, lookup.ranks[topk_ids].T, True)
+def wanted_rows(ranks: Tensor, ep_size: int) -> Tensor:
+    """ranks: [T, K] int64. Returns [W, T] bool: rank w holds at least one expert of token t."""
+    wanted = torch.zeros((ep_size, ranks.shape[0]), dtype=torch.bool, device=ranks.device)
+    return wanted.scatter_(0, ranks.T, True)
 
 
 @dataclass(frozen=True)
@@ -61,17 +96,16 @@ def sent_rows(wanted: Tensor, num_rows: int) -> SentRows:
 
 
 def local_choices(
-    topk_ids: Tensor, topk_weights: Tensor, rows: SentRows, lookup: ExpertLookup
+    locations: ExpertLocations, topk_weights: Tensor, rows: SentRows
 ) -> tuple[Tensor, Tensor]:
     """The metadata of each row: what its destination shall compute.
 
-    topk_ids: [T, K] int64; topk_weights: [T, K] float32
-    Returns ids [n, K] int64 local at the destination, −1 where the choice lives elsewhere, and weights [n, K] float32,
-    0 there.
+    topk_weights: [T, K] float32
+    Returns ids [n, K] int64 local at the destination, −1 where the choice is served elsewhere, and weights [n, K]
+    float32, 0 there.
     """
-    chosen = topk_ids[rows.token_indices]
-    here = lookup.ranks[chosen] == rows.destinations[:, None]
-    ids = torch.where(here, lookup.local_ids[chosen], -1)
+    here = locations.ranks[rows.token_indices] == rows.destinations[:, None]
+    ids = torch.where(here, locations.local_ids[rows.token_indices], -1)
     return ids, torch.where(here, topk_weights[rows.token_indices], 0.0)
 
 

@@ -16,8 +16,10 @@ class LoadCountingDispatcher:
         self._num_local_experts = num_local_experts
         self._layers: list[Tensor] = []
 
-    def dispatch(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> DispatchedTokens:
-        tokens = self._dispatcher.dispatch(x, topk_ids, topk_weights)
+    def dispatch(
+        self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, positions: Tensor
+    ) -> DispatchedTokens:
+        tokens = self._dispatcher.dispatch(x, topk_ids, topk_weights, positions)
         self._layers.append(_rows_per_expert(tokens.expert_ids, self._num_local_experts))
         return tokens
 

@@ -18,10 +18,12 @@ class LocalDispatcher:
             )
         self._lookup = expert_lookup(placement, device)
 
-    def dispatch(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> DispatchedTokens:
+    def dispatch(
+        self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, positions: Tensor
+    ) -> DispatchedTokens:
         return DispatchedTokens(
             x=x,
-            expert_ids=self._lookup.local_ids[topk_ids],
+            expert_ids=self._lookup.locations(topk_ids, positions).local_ids,
             expert_weights=topk_weights,
             handle=None,
         )

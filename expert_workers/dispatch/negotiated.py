@@ -41,12 +41,15 @@ class NegotiatedDispatcher:
         self._exchange = exchange
         self._lookup = expert_lookup(placement, device)
 
-    def dispatch(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> DispatchedTokens:
-        wanted = wanted_rows(topk_ids, self._lookup, self._ep_size)
+    def dispatch(
+        self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, positions: Tensor
+    ) -> DispatchedTokens:
+        locations = self._lookup.locations(topk_ids, positions)
+        wanted = wanted_rows(locations.ranks, self._ep_size)
         splits = self._exchange.exchange_counts(wanted.sum(dim=1))
         rows = sent_rows(wanted, splits.num_sent)
         row_format = RowFormat(x.shape[1], topk_ids.shape[1], x.dtype)
-        ids, weights = local_choices(topk_ids, topk_weights, rows, self._lookup)
+        ids, weights = local_choices(locations, topk_weights, rows)
         packed = pack_rows(row_format, x[rows.token_indices], ids, weights)
         received = self._exchange.exchange_rows(packed, splits)
         return DispatchedTokens(

@@ -62,8 +62,9 @@ class MoeLayer:
         self, x: Tensor, step_routes: StepRoutes, dispatcher: Dispatcher, stopwatch: Stopwatch
     ) -> Tensor:
         topk_ids, topk_weights = step_routes.topk(self._moe_layer, x, self._gate)
+        positions = step_routes.positions[: x.shape[0]]
         with stopwatch.measure("dispatch"):
-            tokens = dispatcher.dispatch(x, topk_ids, topk_weights)
+            tokens = dispatcher.dispatch(x, topk_ids, topk_weights, positions)
         with stopwatch.measure("experts"):
             y = run_experts(tokens, self._experts, self._numerics)
         with stopwatch.measure("combine"):

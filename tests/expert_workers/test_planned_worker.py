@@ -200,6 +200,7 @@ def fragments_of(number: int, source: int, ep_size: int, first_id: int) -> dict[
             routes.slice(start, min(start + FRAGMENT_TOKENS, routes.num_tokens)),
             Rank(source),
             placement,
+            first_position=start,
         )
         for i, start in enumerate(starts)
     }

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from cluster.placement import ExpertPlacement
 from expert_workers.step_plan import LayerPlan, join_parts
 from tests.expert_workers.dispatch.plan_cases import PlanCase, even_case, joined, random_case
 
@@ -18,17 +19,27 @@ class CountedLayer:
     pairs: list[tuple[int, int, int, float]]
 
 
+def serving_copy(placement: ExpertPlacement, expert: int, position: int) -> int:
+    copies = np.flatnonzero(placement.physical_to_logical_map == expert).tolist()
+    return copies[(position + expert) % len(copies)]
+
+
 def counted(case: PlanCase, rank: int, layer: int) -> CountedLayer:
     per_rank = case.placement.num_physical_per_rank
-    physical = case.placement.logical_to_physical_map
     tokens = [
         [
-            sorted(zip(physical[ids].tolist(), weights.tolist(), strict=True))
-            for ids, weights in zip(
-                routes.topk_ids[:, layer], routes.topk_weights[:, layer], strict=True
+            sorted(
+                (serving_copy(case.placement, expert, position), weight)
+                for expert, weight in zip(ids.tolist(), weights.tolist(), strict=True)
+            )
+            for ids, weights, position in zip(
+                case.routes_of(source).topk_ids[:, layer],
+                case.routes_of(source).topk_weights[:, layer],
+                case.positions_of(source).tolist(),
+                strict=True,
             )
         ]
-        for routes in map(case.routes_of, range(case.ep_size))
+        for source in range(case.ep_size)
     ]
     send_tokens = [
         [
@@ -76,6 +87,7 @@ def test_one_run_of_tokens_is_joined_alike_however_it_was_cut() -> None:
             [run.slice(0, 2), run.slice(2, 2), run.slice(2, run.num_tokens)]
             for (run,) in whole.routes
         ],
+        first_positions=[[0, 2, 2]] * 2,
     )
     for rank in range(2):
         for a, b in zip(joined(whole, rank), joined(cut, rank), strict=True):

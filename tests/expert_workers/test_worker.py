@@ -246,7 +246,9 @@ class CountingDispatcher:
     def __init__(self) -> None:
         self.num_dispatches = 0
 
-    def dispatch(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> DispatchedTokens:
+    def dispatch(
+        self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, positions: Tensor
+    ) -> DispatchedTokens:
         self.num_dispatches += 1
         return DispatchedTokens(x, topk_ids, topk_weights, None)
 

@@ -29,22 +29,26 @@ class Fragments:
 
     def __post_init__(self) -> None:
         self._placement = ExpertPlacement.contiguous(SHAPE.num_experts, self.num_ranks)
-        self._asks: list[tuple[int, int, Rank]] = []
+        self._asks: list[tuple[int, int, PlanFragment]] = []
         self._looks = 0
         self._held: list[tuple[Rank, list[int]]] = []
 
-    def submit(self, fragment_id: int, routes: ExpertRoutes, source: Rank) -> None:
+    @property
+    def position_period(self) -> int:
+        return self._placement.position_period
+
+    def submit(
+        self, fragment_id: int, routes: ExpertRoutes, source: Rank, first_position: int
+    ) -> None:
         self.routes[fragment_id] = routes
-        self._asks.append((self._looks + self.delay, fragment_id, source))
+        plan = compile_fragment(routes, source, self._placement, first_position=first_position)
+        self._asks.append((self._looks + self.delay, fragment_id, plan))
 
     def completed(self, timeout_seconds: float) -> list[tuple[int, PlanFragment]]:
         self._looks += 1
         done = [ask for ask in self._asks if ask[0] < self._looks]
         self._asks = [ask for ask in self._asks if ask[0] >= self._looks]
-        return [
-            (fragment_id, compile_fragment(self.routes[fragment_id], source, self._placement))
-            for _, fragment_id, source in done
-        ]
+        return [(fragment_id, plan) for _, fragment_id, plan in done]
 
     def send_plan(self, rank: Rank, part: PlanPart) -> None:
         self._held.append((rank, [part.fragment_id]))

@@ -57,11 +57,20 @@ class RecordingCompiler:
         self._delays = delays
         self.routes: dict[int, ExpertRoutes] = {}
         self.sources: dict[int, Rank] = {}
+        self.first_positions: dict[int, int] = {}
 
-    def submit(self, fragment_id: int, routes: ExpertRoutes, source: Rank) -> None:
+    @property
+    def position_period(self) -> int:
+        return self._placement.position_period
+
+    def submit(
+        self, fragment_id: int, routes: ExpertRoutes, source: Rank, first_position: int
+    ) -> None:
         assert fragment_id not in self.routes, "an id is given once"
         self.routes[fragment_id], self.sources[fragment_id] = routes, source
-        self._delays.put((fragment_id, compile_fragment(routes, source, self._placement)))
+        self.first_positions[fragment_id] = first_position
+        plan = compile_fragment(routes, source, self._placement, first_position=first_position)
+        self._delays.put((fragment_id, plan))
 
     def completed(self, timeout_seconds: float) -> list[tuple[int, PlanFragment]]:
         return self._delays.take(wait=timeout_seconds > 0)
@@ -85,7 +94,7 @@ class AcknowledgingRanks:
 
 
 class FragmentReadingWorkers(ContentWorkers):
-    """A step may name only fragments that every rank holds and nobody dropped."""
+    """A step may name only fragments that every rank holds and nobody dropped, at positions they were compiled for."""
 
     def __init__(
         self,
@@ -108,7 +117,7 @@ class FragmentReadingWorkers(ContentWorkers):
             assert route_ids[chunk] == -1, "a chunk travels by a plan or by its routes"
             rank, route_id = Rank(int(step.ranks[chunk])), FIRST_ROUTE_ID + chunk
             fragment_ids = step.fragment_ids[starts[chunk] : starts[chunk + 1]].tolist()
-            routes = self._routes_of(rank, fragment_ids)
+            routes = self._routes_of(rank, fragment_ids, int(step.first_positions[chunk]))
             assert routes.num_tokens == step.num_tokens[chunk], "the fragments cover the chunk"
             self.num_planned_tokens += routes.num_tokens
             route_ids[chunk] = route_id
@@ -123,11 +132,14 @@ class FragmentReadingWorkers(ContentWorkers):
                 self._ranks.held.remove((Rank(rank), fragment_id))  # KeyError: dropped twice
             self.num_evicted_fragments += 1
 
-    def _routes_of(self, rank: Rank, fragment_ids: list[int]) -> ExpertRoutes:
+    def _routes_of(self, rank: Rank, fragment_ids: list[int], position: int) -> ExpertRoutes:
         for fragment_id in fragment_ids:
             missing = [r for r in range(self.num_ranks) if (r, fragment_id) not in self._ranks.held]
             assert not missing, f"ranks {missing} do not hold fragment {fragment_id}"
             assert self._compiler.sources[fragment_id] == rank
+            asked = self._compiler.first_positions[fragment_id]
+            assert (position - asked) % self._compiler.position_period == 0
+            position += self._compiler.routes[fragment_id].num_tokens
         return ExpertRoutes.concatenate([self._compiler.routes[f] for f in fragment_ids], SHAPE)
 
 
@@ -158,11 +170,16 @@ def make_planned_cell(
     memory_bytes: int = 2**20,
     wait_seconds: float = 60.0,
     compiler: PlanCompiler | None = None,
+    num_copies: int = 1,
     **options: Any,
 ) -> PlannedCell:
-    """max_looks: how late a fragment is compiled, and acknowledged by each rank. compiler: in place of the own one."""
+    """max_looks: how late a fragment is compiled, and acknowledged by each rank. compiler: in place of the own one.
+
+    num_copies: of every expert.
+    """
     rng = rng or random.Random(0)
-    placement = ExpertPlacement.contiguous(SHAPE.num_experts, num_ranks)
+    experts = np.arange(SHAPE.num_experts, dtype=np.int32)
+    placement = ExpertPlacement(0, num_ranks, SHAPE.num_experts, np.tile(experts, num_copies))
     recording = RecordingCompiler(placement, Delays(rng, max_looks))
     ranks = AcknowledgingRanks(Delays(rng, max_looks))
     workers = FragmentReadingWorkers(num_ranks, block_size, recording, ranks)

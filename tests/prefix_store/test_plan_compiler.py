@@ -29,16 +29,23 @@ def random_routes(num_tokens: int, num_experts: int, k: int) -> ExpertRoutes:
     return ExpertRoutes(ids, generator.random(ids.shape, dtype=np.float32))
 
 
+def compile_at_start(
+    routes: ExpertRoutes, source: Rank, placement: ExpertPlacement = TWO_RANKS
+) -> PlanFragment:
+    """Of the first tokens of a sequence."""
+    return compile_fragment(routes, source, placement, first_position=0)
+
+
 def test_a_token_goes_once_to_every_rank_that_has_one_of_its_experts() -> None:
     routes = make_routes([[[0, 2], [1, 4]], [[3, 5], [0, 1]], [[2, 3], [3, 4]]])
-    send = compile_fragment(routes, Rank(1), TWO_RANKS).send
+    send = compile_at_start(routes, Rank(1)).send
     assert send.counts.tolist() == [[2, 2], [2, 2]]
     assert send.tokens.tolist() == [0, 2, 1, 2, 0, 1, 0, 2]
 
 
 def test_a_rank_is_told_of_its_own_pairs_by_expert_and_then_by_row() -> None:
     routes = make_routes([[[0, 2], [1, 4]], [[3, 5], [0, 1]], [[2, 3], [3, 4]]])
-    first, second = compile_fragment(routes, Rank(1), TWO_RANKS).receive
+    first, second = compile_at_start(routes, Rank(1)).receive
     assert (first.num_rows.tolist(), second.num_rows.tolist()) == ([2, 2], [2, 2])
     assert first.pair_counts.tolist() == [[1, 0, 2], [1, 2, 0]]
     assert first.pair_rows.tolist() == [0, 0, 1, 1, 0, 1]
@@ -49,20 +56,35 @@ def test_a_rank_is_told_of_its_own_pairs_by_expert_and_then_by_row() -> None:
     assert second.pair_weights.tolist() == [3.5, 3.5, 5.5, 3.5, 4.5, 4.5]
 
 
-def test_the_first_copy_of_an_expert_serves_and_local_order_is_the_placements() -> None:
-    placement = ExpertPlacement(7, 2, 3, np.array([2, 0, 1, 2], np.int32))
-    fragment = compile_fragment(make_routes([[[0, 2]], [[1, 2]]], 3), Rank(0), placement)
+COPIES_OF_2 = ExpertPlacement(7, 2, 3, np.array([2, 0, 1, 2], np.int32))
+"""Expert 2 has one copy on either rank: the first serves it at even positions."""
+
+
+def test_local_order_is_the_placements_and_copies_take_turns_by_position() -> None:
+    routes = make_routes([[[0, 2]], [[1, 2]]], 3)
+    fragment = compile_fragment(routes, Rank(0), COPIES_OF_2, first_position=6)
     first, second = fragment.receive
     assert fragment.placement_epoch == 7
-    assert first.pair_counts.tolist() == [[2, 1]]
-    assert first.pair_rows.tolist() == [0, 1, 0]
-    assert first.pair_ranks.tolist() == [0, 0, 1]
-    assert first.pair_weights.tolist() == [2.5, 2.5, 0.5]
-    assert second.pair_counts.tolist() == [[1, 0]]
+    assert first.pair_counts.tolist() == [[1, 1]]
+    assert first.pair_rows.tolist() == [0, 0]
+    assert first.pair_ranks.tolist() == [0, 1]
+    assert first.pair_weights.tolist() == [2.5, 0.5]
+    assert second.pair_counts.tolist() == [[1, 1]]
+    assert second.pair_rows.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(("first_position", "rows"), [(0, [2, 1]), (1, [1, 2]), (6, [2, 1])])
+def test_the_position_of_the_first_token_counts_modulo_the_period(
+    first_position: int, rows: list[int]
+) -> None:
+    routes = make_routes([[[2]], [[2]], [[2]]], 3)
+    fragment = compile_fragment(routes, Rank(0), COPIES_OF_2, first_position=first_position)
+    assert COPIES_OF_2.position_period == 2
+    assert fragment.send.counts.tolist() == [rows]
 
 
 def test_a_fragment_of_no_tokens_has_all_counts_and_no_entries() -> None:
-    fragment = compile_fragment(make_routes([[[0, 1]]]).slice(0, 0), Rank(0), TWO_RANKS)
+    fragment = compile_at_start(make_routes([[[0, 1]]]).slice(0, 0), Rank(0))
     assert fragment.num_tokens == 0
     assert fragment.send.counts.tolist() == [[0, 0]]
     assert [part.pair_counts.tolist() for part in fragment.receive] == [[[0, 0, 0]]] * 2
@@ -74,7 +96,7 @@ def test_every_choice_is_one_pair_with_its_weight_and_every_array_has_its_dtype(
     num_experts: int, k: int
 ) -> None:
     routes = random_routes(20, num_experts, k)
-    fragment = compile_fragment(routes, Rank(2), ExpertPlacement.contiguous(num_experts, 4))
+    fragment = compile_at_start(routes, Rank(2), ExpertPlacement.contiguous(num_experts, 4))
     weights = np.concatenate([part.pair_weights for part in fragment.receive])
     np.testing.assert_array_equal(np.sort(weights), np.sort(routes.topk_weights.ravel()))
     assert (fragment.send.tokens.dtype, fragment.send.counts.dtype) == (np.int32, np.int32)
@@ -87,7 +109,7 @@ def test_every_choice_is_one_pair_with_its_weight_and_every_array_has_its_dtype(
 
 
 def test_the_bytes_of_a_fragment_are_those_of_all_its_arrays() -> None:
-    fragment = compile_fragment(random_routes(5, 8, 2), Rank(0), TWO_RANKS_OF_8)
+    fragment = compile_at_start(random_routes(5, 8, 2), Rank(0), TWO_RANKS_OF_8)
     arrays = [fragment.send.tokens, fragment.send.counts]
     for part in fragment.receive:
         arrays += [part.num_rows, part.pair_counts]
@@ -96,7 +118,7 @@ def test_the_bytes_of_a_fragment_are_those_of_all_its_arrays() -> None:
 
 
 def test_no_array_of_a_part_keeps_a_larger_one_alive() -> None:
-    fragment: PlanFragment = compile_fragment(random_routes(5, 8, 2), Rank(0), TWO_RANKS_OF_8)
+    fragment: PlanFragment = compile_at_start(random_routes(5, 8, 2), Rank(0), TWO_RANKS_OF_8)
     for part in fragment.receive:
         assert [a.base for a in (part.num_rows, part.pair_rows, part.pair_ranks)] == [None] * 3
         assert part.pair_weights.base is None

@@ -33,25 +33,37 @@ SIZE = 8
 NUM_RANKS = 2
 WAIT_SECONDS = 5.0
 PLENTY = 1000
+CONTIGUOUS = ExpertPlacement.contiguous(SHAPE.num_experts, NUM_RANKS)
 
 
 class Compiler:
     """Completes what it is told to."""
 
-    def __init__(self) -> None:
-        self._placement = ExpertPlacement.contiguous(SHAPE.num_experts, NUM_RANKS)
+    def __init__(self, placement: ExpertPlacement) -> None:
+        self.placement = placement
         self._done: list[tuple[int, PlanFragment]] = []
         self.asks: dict[int, tuple[ExpertRoutes, Rank]] = {}
+        self.first_positions: dict[int, int] = {}
         self.timeouts: list[float] = []
 
-    def submit(self, fragment_id: int, routes: ExpertRoutes, source: Rank) -> None:
+    @property
+    def position_period(self) -> int:
+        return self.placement.position_period
+
+    def submit(
+        self, fragment_id: int, routes: ExpertRoutes, source: Rank, first_position: int
+    ) -> None:
         self.asks[fragment_id] = routes, source
+        self.first_positions[fragment_id] = first_position
 
     def finish(self, fragment_ids: Iterable[int]) -> None:
         for fragment_id in fragment_ids:
-            self._done.append(
-                (fragment_id, compile_fragment(*self.asks[fragment_id], self._placement))
+            plan = compile_fragment(
+                *self.asks[fragment_id],
+                self.placement,
+                first_position=self.first_positions[fragment_id],
             )
+            self._done.append((fragment_id, plan))
 
     def completed(self, timeout_seconds: float) -> list[tuple[int, PlanFragment]]:
         self.timeouts.append(timeout_seconds)
@@ -82,10 +94,16 @@ class Ranks:
 class Desk:
     """One plan book and all it talks to. `now` is its clock."""
 
-    def __init__(self, *, fragment_tokens: int = SIZE, memory_bytes: int = 2**20) -> None:
+    def __init__(
+        self,
+        *,
+        fragment_tokens: int = SIZE,
+        memory_bytes: int = 2**20,
+        placement: ExpertPlacement = CONTIGUOUS,
+    ) -> None:
         self.now = 0.0
         self.features = Features()
-        self.compiler = Compiler()
+        self.compiler = Compiler(placement)
         self.ranks = Ranks()
         self.metrics = Metrics(CollectorRegistry())
         self.book = PlanBook(
@@ -193,13 +211,31 @@ def test_fragments_end_at_borders_and_where_the_routes_do(
     assert b"".join(r.topk_ids.tobytes() for r in asked) == whole.topk_ids.tobytes()
 
 
+TWO_COPIES = ExpertPlacement(
+    0, NUM_RANKS, SHAPE.num_experts, np.tile(np.arange(SHAPE.num_experts, dtype=np.int32), 2)
+)
+
+
+@pytest.mark.parametrize(
+    ("placement", "first_positions"), [(CONTIGUOUS, [0]), (TWO_COPIES, [0, 1])]
+)
+def test_the_same_routes_elsewhere_are_another_fragment_only_where_copies_take_turns(
+    placement: ExpertPlacement, first_positions: list[int]
+) -> None:
+    desk, request = Desk(fragment_tokens=1, placement=placement), make_request(0)
+    request.route_log.append(ExpertRoutes.concatenate([make_routes(1)] * 4, SHAPE))
+    desk.book.want(request)
+    assert list(desk.compiler.first_positions.values()) == first_positions
+    assert desk.lookups == (4 - len(first_positions), len(first_positions))
+
+
 def test_every_rank_gets_its_own_part_and_only_the_source_the_sending_one() -> None:
     desk = Desk()
     desk.book.want(make_request(SIZE, rank=1))
     desk.make_ready()
     assert [rank for rank, _ in desk.ranks.sent] == [0, 1]
     assert [part.send is None for _, part in desk.ranks.sent] == [True, False]
-    plan = compile_fragment(*desk.compiler.asks[0], ExpertPlacement.contiguous(8, NUM_RANKS))
+    plan = compile_fragment(*desk.compiler.asks[0], CONTIGUOUS, first_position=0)
     for rank, part in desk.ranks.sent:
         assert part.receive.pair_rows.tobytes() == plan.receive[rank].pair_rows.tobytes()
 
@@ -359,7 +395,7 @@ def test_a_wait_sends_what_was_compiled_and_takes_what_is_held() -> None:
 def test_what_the_compiler_raises_is_raised_to_the_engine() -> None:
     compiler = CompilerThread(ExpertPlacement.contiguous(SHAPE.num_experts, NUM_RANKS))
     routes = make_routes(SIZE)
-    compiler.submit(0, ExpertRoutes(routes.topk_ids + 100, routes.topk_weights), Rank(0))
+    compiler.submit(0, ExpertRoutes(routes.topk_ids + 100, routes.topk_weights), Rank(0), 0)
     with pytest.raises(IndexError, match="out of bounds"):
         compiler.completed(10.0)
     compiler.close()
@@ -667,6 +703,7 @@ TRAFFIC: dict[str, dict[str, Any]] = {
     "tiny_plan_budget": {"memory_bytes": 1},
     "small_plan_budget": {"memory_bytes": 4000},
     "late": {"max_looks": 6},
+    "three_copies_of_every_expert": {"max_looks": 2, "num_copies": 3},
     "late_and_impatient": {"max_looks": 6, "wait_seconds": 0.0},
     "small_steps": {"budget": 9, "max_looks": 3, "memory_bytes": 2000},
     "few_blocks": {"num_kv_blocks": 16, "max_looks": 3, "memory_bytes": 1},

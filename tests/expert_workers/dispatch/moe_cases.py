@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from cluster.placement import ExpertPlacement
-from expert_workers.dispatch.base import Dispatcher
+from expert_workers.dispatch.base import DispatchedTokens, Dispatcher
 from tests.reference.dense_moe import DenseExperts, dense_moe, make_experts
 
 HIDDEN = 16
@@ -18,11 +18,12 @@ EXPERTS = make_experts(NUM_EXPERTS, HIDDEN, intermediate=12, seed=11)
 
 @dataclass(frozen=True)
 class Tokens:
-    """x: [T, H]; topk_ids: [T, K] int64 sorted; topk_weights: [T, K] float32."""
+    """x: [T, H]; topk_ids: [T, K] int64 sorted; topk_weights: [T, K] float32; positions: [T] int64."""
 
     x: Tensor
     topk_ids: Tensor
     topk_weights: Tensor
+    positions: Tensor
 
 
 def make_tokens(
@@ -44,16 +45,25 @@ def make_tokens(
     ).reshape(num_tokens, experts_per_tok)
     weights = generator.random((num_tokens, experts_per_tok), dtype=np.float32)
     x = generator.standard_normal((num_tokens, HIDDEN), dtype=np.float32)
-    return Tokens(torch.from_numpy(x).to(dtype), torch.from_numpy(ids), torch.from_numpy(weights))
+    return Tokens(
+        torch.from_numpy(x).to(dtype),
+        torch.from_numpy(ids),
+        torch.from_numpy(weights),
+        torch.arange(num_tokens),
+    )
 
 
 def local_experts(placement: ExpertPlacement, rank: int) -> DenseExperts:
     return EXPERTS.select(placement.local_experts(rank).tolist())
 
 
+def dispatch(dispatcher: Dispatcher, tokens: Tokens) -> DispatchedTokens:
+    return dispatcher.dispatch(tokens.x, tokens.topk_ids, tokens.topk_weights, tokens.positions)
+
+
 def moe_layer(dispatcher: Dispatcher, experts: DenseExperts, tokens: Tokens) -> Tensor:
     """Dispatch, the rank's experts one row after the other, combine. [T, H] of the tokens' dtype."""
-    received = dispatcher.dispatch(tokens.x, tokens.topk_ids, tokens.topk_weights)
+    received = dispatch(dispatcher, tokens)
     y = dense_moe(experts, received.x, received.expert_ids, received.expert_weights)
     return dispatcher.combine(y.to(tokens.x.dtype), received.handle)
 

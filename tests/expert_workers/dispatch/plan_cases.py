@@ -17,6 +17,7 @@ from cluster.routes import ExpertRoutes, RouteShape
 from cluster.types import Rank
 from cluster.wire import Decoder, encode
 from expert_workers.dispatch.layout import (
+    ExpertLocations,
     SentRows,
     expert_lookup,
     local_choices,
@@ -36,11 +37,12 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class PlanCase:
-    """routes: by source, then fragment by fragment."""
+    """routes: by source, then fragment by fragment; first_positions: of each fragment's first token in its sequence."""
 
     placement: ExpertPlacement
     shape: RouteShape
     routes: list[list[ExpertRoutes]]
+    first_positions: list[list[int]]
 
     @property
     def ep_size(self) -> int:
@@ -50,18 +52,32 @@ class PlanCase:
         """All its fragments' tokens, in order."""
         return ExpertRoutes.concatenate(self.routes[source], self.shape)
 
+    def positions_of(self, source: int) -> npt.NDArray[np.int64]:
+        """Of the same tokens."""
+        runs = zip(self.first_positions[source], self.routes[source], strict=True)
+        parts = [np.arange(first, first + run.num_tokens) for first, run in runs]
+        return np.concatenate([np.zeros(0, np.int64), *parts])
+
     def fragments(self) -> list[list[PlanFragment]]:
         """By source."""
         return [
-            [compile_fragment(run, Rank(source), self.placement) for run in runs]
+            [
+                compile_fragment(run, Rank(source), self.placement, first_position=first)
+                for run, first in zip(runs, self.first_positions[source], strict=True)
+            ]
             for source, runs in enumerate(self.routes)
         ]
 
+    def locations(self, source: int, moe_layer: int) -> ExpertLocations:
+        """As the source's dispatcher finds them."""
+        ids = torch.from_numpy(self.routes_of(source).topk_ids[:, moe_layer].astype(np.int64))
+        positions = torch.from_numpy(self.positions_of(source))
+        return expert_lookup(self.placement, CPU).locations(ids, positions)
+
     def pair_rows(self, moe_layer: int) -> npt.NDArray[np.int64]:
         """[W, W] rows from each source to each destination."""
-        lookup = expert_lookup(self.placement, CPU)
         rows = [
-            wanted_rows(_ids(self.routes_of(source), moe_layer), lookup, self.ep_size).sum(dim=1)
+            wanted_rows(self.locations(source, moe_layer).ranks, self.ep_size).sum(dim=1)
             for source in range(self.ep_size)
         ]
         return torch.stack(rows).numpy()
@@ -113,7 +129,8 @@ def random_case(seed: int, ep_size: int | None = None) -> PlanCase:
         ]
         for _ in range(ep_size)
     ]
-    return PlanCase(placement, shape, routes)
+    first_positions = [generator.integers(0, 5000, len(runs)).tolist() for runs in routes]
+    return PlanCase(placement, shape, routes, first_positions)
 
 
 def even_case(
@@ -124,12 +141,15 @@ def even_case(
     k: int = 3,
     num_layers: int = 2,
 ) -> PlanCase:
-    """On a contiguous placement; sizes of each source's fragments are given."""
+    """On a contiguous placement; sizes of each source's fragments are given, which follow one another."""
     generator = np.random.default_rng(seed)
     placement = ExpertPlacement.contiguous(num_experts, len(tokens_of_source))
     shape = RouteShape(num_moe_layers=num_layers, num_experts_per_tok=k, num_experts=num_experts)
     routes = [[make_routes(generator, n, shape) for n in sizes] for sizes in tokens_of_source]
-    return PlanCase(placement, shape, routes)
+    first_positions = [
+        (np.cumsum(sizes) - sizes).tolist() if sizes else [] for sizes in tokens_of_source
+    ]
+    return PlanCase(placement, shape, routes, first_positions)
 
 
 def _pool(
@@ -137,7 +157,7 @@ def _pool(
 ) -> npt.NDArray[np.signedinteger]:
     kind = generator.integers(0, 4)
     if kind == 0:
-        first_copies = placement.logical_to_physical_map // placement.num_physical_per_rank
+        first_copies = placement.logical_to_physical_map[:, 0] // placement.num_physical_per_rank
         served = np.flatnonzero(first_copies == generator.integers(0, placement.ep_size))
         return served if len(served) else np.arange(placement.num_experts)
     if kind == 1:
@@ -156,15 +176,13 @@ class NegotiatedLayer:
 
 def negotiated_layers(case: PlanCase, moe_layer: int, min_group_rows: int) -> list[NegotiatedLayer]:
     """Of all ranks, computed in one place with the functions of negotiated dispatch."""
-    lookup = expert_lookup(case.placement, CPU)
     sent, choices = [], []
     for source in range(case.ep_size):
-        routes = case.routes_of(source)
-        ids = _ids(routes, moe_layer)
-        weights = torch.from_numpy(routes.topk_weights[:, moe_layer])
-        wanted = wanted_rows(ids, lookup, case.ep_size)
+        weights = torch.from_numpy(case.routes_of(source).topk_weights[:, moe_layer])
+        locations = case.locations(source, moe_layer)
+        wanted = wanted_rows(locations.ranks, case.ep_size)
         sent.append(sent_rows(wanted, int(wanted.sum())))
-        choices.append(local_choices(ids, weights, sent[-1], lookup))
+        choices.append(local_choices(locations, weights, sent[-1]))
     counts = case.pair_rows(moe_layer)
     layers = []
     for rank in range(case.ep_size):
@@ -194,10 +212,6 @@ def joined(case: PlanCase, rank: int) -> list[LayerPlan]:
         num_experts=case.placement.num_physical_per_rank,
         ep_size=case.ep_size,
     )
-
-
-def _ids(routes: ExpertRoutes, moe_layer: int) -> torch.Tensor:
-    return torch.from_numpy(routes.topk_ids[:, moe_layer].astype(np.int64))
 
 
 def plan_part(fragment: PlanFragment, fragment_id: int, rank: int) -> PlanPart:

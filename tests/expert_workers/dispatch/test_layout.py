@@ -6,6 +6,7 @@ import torch
 
 from cluster.placement import ExpertPlacement
 from expert_workers.dispatch.layout import (
+    ExpertLocations,
     RowFormat,
     SentRows,
     expert_lookup,
@@ -17,14 +18,19 @@ from expert_workers.dispatch.layout import (
     wanted_rows,
 )
 from expert_workers.exchange.base import RowSplits
+from tests.expert_workers.dispatch.plan_cases import random_case
 
 CPU = torch.device("cpu")
 TOPK_IDS = torch.tensor([[0, 1], [1, 5], [4, 5]])
 
 
+def locations_of(placement: ExpertPlacement) -> ExpertLocations:
+    """Of TOPK_IDS at the first positions of a sequence."""
+    return expert_lookup(placement, CPU).locations(TOPK_IDS, torch.arange(3))
+
+
 def test_rows_are_ordered_by_destination_then_token() -> None:
-    lookup = expert_lookup(ExpertPlacement.contiguous(6, 3), CPU)
-    wanted = wanted_rows(TOPK_IDS, lookup, 3)
+    wanted = wanted_rows(locations_of(ExpertPlacement.contiguous(6, 3)).ranks, 3)
     rows = sent_rows(wanted, int(wanted.sum()))
     assert wanted.sum(dim=1).tolist() == [2, 0, 2]
     assert rows.destinations.tolist() == [0, 0, 2, 2]
@@ -32,10 +38,10 @@ def test_rows_are_ordered_by_destination_then_token() -> None:
 
 
 def test_a_row_names_only_the_experts_of_its_destination() -> None:
-    lookup = expert_lookup(ExpertPlacement.contiguous(6, 3), CPU)
-    rows = sent_rows(wanted_rows(TOPK_IDS, lookup, 3), 4)
+    locations = locations_of(ExpertPlacement.contiguous(6, 3))
+    rows = sent_rows(wanted_rows(locations.ranks, 3), 4)
     weights = torch.tensor([[0.1, 0.2], [0.3, 0.4], [0.5, 0.6]])
-    ids, sent_weights = local_choices(TOPK_IDS, weights, rows, lookup)
+    ids, sent_weights = local_choices(locations, weights, rows)
     assert ids.tolist() == [[0, 1], [1, -1], [-1, 1], [0, 1]]
     torch.testing.assert_close(
         sent_weights, torch.tensor([[0.1, 0.2], [0.3, 0.0], [0.0, 0.4], [0.5, 0.6]])
@@ -44,9 +50,24 @@ def test_a_row_names_only_the_experts_of_its_destination() -> None:
 
 def test_a_permuted_placement_is_followed() -> None:
     placement = ExpertPlacement(3, 2, 4, np.array([3, 0, 2, 1], np.int32))
-    lookup = expert_lookup(placement, CPU)
-    assert lookup.ranks.tolist() == [0, 1, 1, 0]
-    assert lookup.local_ids.tolist() == [1, 1, 0, 0]
+    every_expert = torch.arange(4)[:, None]
+    locations = expert_lookup(placement, CPU).locations(every_expert, torch.zeros(4).long())
+    assert locations.ranks.flatten().tolist() == [0, 1, 1, 0]
+    assert locations.local_ids.flatten().tolist() == [1, 1, 0, 0]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_tensor_lookup_and_the_placement_name_the_same_copies(seed: int) -> None:
+    case = random_case(seed)
+    positions = np.concatenate([case.positions_of(source) for source in range(case.ep_size)])
+    ids = np.concatenate([case.routes_of(source).topk_ids for source in range(case.ep_size)])
+    expected = case.placement.physical_ids(ids, positions)
+    lookup = expert_lookup(case.placement, CPU)
+    for layer in range(ids.shape[1]):
+        layer_ids = torch.from_numpy(ids[:, layer].astype(np.int64))
+        physical = lookup.physical_ids(layer_ids, torch.from_numpy(positions))
+        assert physical.dtype == torch.int64
+        np.testing.assert_array_equal(physical.numpy(), expected[:, layer])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

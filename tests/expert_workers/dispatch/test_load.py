@@ -6,7 +6,7 @@ from cluster.placement import ExpertPlacement
 from expert_workers.dispatch.load import LoadCountingDispatcher
 from expert_workers.dispatch.local import LocalDispatcher
 from expert_workers.dispatch.negotiated import NegotiatedDispatcher
-from tests.expert_workers.dispatch.moe_cases import NUM_EXPERTS, make_tokens
+from tests.expert_workers.dispatch.moe_cases import NUM_EXPERTS, dispatch, make_tokens
 from tests.helpers.ranks import RankContext, run_ranks
 
 CPU = torch.device("cpu")
@@ -18,7 +18,7 @@ def test_load_is_counted_per_layer_and_starts_anew_once_taken() -> None:
     )
     layers = [make_tokens(num_tokens, seed=num_tokens) for num_tokens in (5, 0)]
     for tokens in layers:
-        dispatcher.dispatch(tokens.x, tokens.topk_ids, tokens.topk_weights)
+        dispatch(dispatcher, tokens)
     load = dispatcher.take_load()
     assert load[0].tolist() == layers[0].topk_ids.flatten().bincount(minlength=8).tolist()
     assert load[1].tolist() == [0] * NUM_EXPERTS
@@ -33,7 +33,7 @@ def test_a_rank_counts_the_rows_of_all_ranks_that_its_own_experts_serve() -> Non
         inner = NegotiatedDispatcher(placement, context.exchange(), CPU)
         dispatcher = LoadCountingDispatcher(inner, placement.num_physical_per_rank)
         mine = tokens[context.rank]
-        received = dispatcher.dispatch(mine.x, mine.topk_ids, mine.topk_weights)
+        received = dispatch(dispatcher, mine)
         dispatcher.combine(received.x, received.handle)
         return dispatcher.take_load().tolist()
 

@@ -16,6 +16,7 @@ from tests.expert_workers.dispatch.moe_cases import (
     EXPERTS_PER_TOK,
     NUM_EXPERTS,
     Tokens,
+    dispatch,
     expected,
     local_experts,
     make_tokens,
@@ -73,7 +74,7 @@ def test_a_step_without_any_token_keeps_dtype_and_width(dtype: torch.dtype) -> N
 
     def shapes(context: RankContext) -> tuple[object, ...]:
         dispatcher = NegotiatedDispatcher(placement, context.exchange(), CPU)
-        received = dispatcher.dispatch(nothing.x, nothing.topk_ids, nothing.topk_weights)
+        received = dispatch(dispatcher, nothing)
         combined = dispatcher.combine(received.x, received.handle)
         return (
             tuple(received.x.shape),
@@ -124,7 +125,7 @@ def test_a_token_with_several_experts_on_one_rank_sends_it_one_row() -> None:
 
     def received_rows(context: RankContext) -> tuple[int, int]:
         dispatcher = NegotiatedDispatcher(placement, context.exchange(), CPU)
-        received = dispatcher.dispatch(tokens.x, tokens.topk_ids, tokens.topk_weights)
+        received = dispatch(dispatcher, tokens)
         dispatcher.combine(received.x, received.handle)
         return received.x.shape[0], int((received.expert_ids >= 0).sum())
 
@@ -138,7 +139,7 @@ def test_rows_arrive_in_source_rank_order_with_their_own_metadata() -> None:
     def received_fields(context: RankContext) -> list[np.ndarray]:
         mine = tokens[context.rank]
         dispatcher = NegotiatedDispatcher(placement, context.exchange(), CPU)
-        received = dispatcher.dispatch(mine.x, mine.topk_ids, mine.topk_weights)
+        received = dispatch(dispatcher, mine)
         dispatcher.combine(received.x, received.handle)
         fields = (received.x, received.expert_ids, received.expert_weights)
         return [field.numpy() for field in fields]
@@ -162,6 +163,7 @@ def test_a_tokens_result_has_the_same_bytes_whatever_its_neighbours_are() -> Non
                 (crowd.x, tokens.x),
                 (crowd.topk_ids, tokens.topk_ids),
                 (crowd.topk_weights, tokens.topk_weights),
+                (crowd.positions, tokens.positions),
             )
         )
     )
@@ -184,7 +186,7 @@ def test_a_rank_killed_mid_exchange_makes_the_others_raise_in_bounded_time(
         moe_layer(dispatcher, experts, tokens)
         if context.rank == 1:
             if rows_sent_before:
-                dispatcher.dispatch(tokens.x, tokens.topk_ids, tokens.topk_weights)
+                dispatch(dispatcher, tokens)
             os.kill(os.getpid(), signal.SIGKILL)
         started = time.monotonic()
         with pytest.raises(ExchangeError, match=f"rank {context.rank}: exchange of"):

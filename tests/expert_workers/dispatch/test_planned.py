@@ -117,6 +117,7 @@ def negotiate(
         make_hidden(case, rank, layer),
         torch.from_numpy(routes.topk_ids[:, layer].astype("int64")),
         torch.from_numpy(routes.topk_weights[:, layer]),
+        torch.from_numpy(case.positions_of(rank)),
     )
     return dispatcher.combine(run_experts(tokens, weights, numerics), tokens.handle)
 

@@ -26,10 +26,13 @@ class CountingDispatcher:
         self.calls: list[tuple[str, tuple[int, ...], torch.dtype]] = []
         self._inner = inner
 
-    def dispatch(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> DispatchedTokens:
+    def dispatch(
+        self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, positions: Tensor
+    ) -> DispatchedTokens:
         assert topk_ids.shape == topk_weights.shape == (x.shape[0], 4)
+        assert positions.shape == x.shape[:1]
         self.calls.append(("dispatch", tuple(x.shape), x.dtype))
-        return self._inner.dispatch(x, topk_ids, topk_weights)
+        return self._inner.dispatch(x, topk_ids, topk_weights, positions)
 
     def combine(self, y: Tensor, handle: object) -> Tensor:
         self.calls.append(("combine", tuple(y.shape), y.dtype))
