@@ -6,7 +6,8 @@ import psutil
 
 from cluster.config import Config, parse_size
 from cluster.errors import ConfigError
-from cluster.model_spec import ComputeDtype, ModelSpec, read_model_spec
+from cluster.model_config.read import read_model_spec
+from cluster.model_spec import ComputeDtype, ModelSpec
 from cluster.placement import ExpertPlacement
 from cluster.types import DispatchMode, ExchangeKind, Rank
 from deploy.api_key import read_api_key

@@ -7,7 +7,8 @@ import torch
 from torch._C._distributed_c10d import Store
 
 from cluster.messages import CellIdentity
-from cluster.model_spec import ComputeDtype, ModelSpec, read_model_spec
+from cluster.model_config.read import read_model_spec
+from cluster.model_spec import ComputeDtype, ModelSpec
 from cluster.namespace import model_fingerprint
 from cluster.placement import ExpertPlacement
 from cluster.types import DispatchMode, ExchangeKind

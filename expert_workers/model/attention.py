@@ -1,11 +1,13 @@
 """Which tokens of a step attend to which KV rows, worked out once per step; reading the rows, once per layer.
 
-Letters: T tokens, B sequences of a span, t tokens per sequence, S KV rows (a multiple of KV_TILE), Hd heads.
+Letters: T tokens, B sequences of a span, t tokens per sequence, S KV rows (a multiple of KV_TILE), Hd heads, Hk KV
+heads, w and v widths of keys and values.
 """
 
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -88,32 +90,38 @@ class AttentionPlan:
 
 
 @dataclass(frozen=True)
-class LayerRows:
-    """One layer's rows in the pool, of which the first `value_width` columns are the values."""
+class KeysAndValues:
+    """keys: [B, Hk, S, w]; values: [B, Hk, S, v]."""
 
-    kv_pool: KVPool
-    layer: int
-    value_width: int
+    keys: Tensor
+    values: Tensor
 
-    def gather(self, span: KVSpan) -> Tensor:
-        """[B, S, w]. Rows beyond a sequence's end are zero, whatever their slots held before."""
-        return self.kv_pool.gather(self.layer, span.slots).masked_fill_(span.padding, 0.0)
+
+class LayerRows(Protocol):
+    """One layer's rows in the pool as keys and values."""
+
+    @property
+    def value_width(self) -> int: ...
+
+    def gather(self, span: KVSpan) -> KeysAndValues: ...
+
+
+def gather_rows(kv_pool: KVPool, layer: int, span: KVSpan) -> Tensor:
+    """[B, S, row width]. Rows beyond a sequence's end are zero, whatever their slots held before."""
+    return kv_pool.gather(layer, span.slots).masked_fill_(span.padding, 0.0)
 
 
 def attend(plan: AttentionPlan, queries: Tensor, kv_rows: LayerRows, numerics: Numerics) -> Tensor:
-    """Every token of the step over the rows of its own sequence. queries: [T, Hd, w], scaled.
-
-    Returns [T, Hd, value width].
-    """
+    """Every token of the step over the rows of its own sequence. queries: [T, Hd, w], scaled. Returns [T, Hd, v]."""
     values = queries.new_empty(*queries.shape[:2], kv_rows.value_width)
     for span in plan.spans:
-        rows = kv_rows.gather(span)
+        kv = kv_rows.gather(span)
         for block in span.blocks:
             num_seqs, num_tokens, _, num_rows = block.masked.shape
             chosen = queries.index_select(0, block.tokens)
             chosen = chosen.view(num_seqs, num_tokens, *queries.shape[1:])
             attended = numerics.attend(
-                chosen, rows[:, :num_rows], block.masked, kv_rows.value_width
+                chosen, kv.keys[:, :, :num_rows], kv.values[:, :, :num_rows], block.masked
             )
             values.index_copy_(0, block.tokens, attended.flatten(0, 1))
     return values

@@ -8,11 +8,12 @@ import math
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from cluster.errors import CheckpointError
-from cluster.model_spec import MlaSpec, ModelSpec
+from cluster.model_spec import AttentionSpec, GqaSpec, MlaSpec, ModelSpec, SigmoidGateSpec
 
 SUPPORTED_DTYPES = {"BF16": 2, "F16": 2, "F32": 4}
 """safetensors dtype names and bytes per value."""
@@ -21,13 +22,27 @@ INDEX_FILE = "model.safetensors.index.json"
 _MAX_HEADER_BYTES = 100 * 2**20  # the limit of the safetensors library itself
 
 
+_STACKS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+"""Tensors [experts, rows, columns] that transformers 5 may keep instead of a matrix per expert, and what they stack."""
+
+
+@dataclass(frozen=True)
+class StackPart:
+    """Rows of one expert, from `first_row` on, in a tensor that stacks all experts of a layer."""
+
+    tensor: str
+    expert: int
+    first_row: int
+
+
 @dataclass(frozen=True)
 class TensorEntry:
-    """One tensor of a checkpoint as its file's header declares it."""
+    """One tensor of a checkpoint as its file's header declares it; `part`: it is a part of another one there."""
 
     file: Path
     dtype: str
     shape: tuple[int, ...]
+    part: StackPart | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -37,10 +52,12 @@ class TensorEntry:
 def check_checkpoint(model_dir: Path, spec: ModelSpec) -> dict[str, TensorEntry]:
     """Where each tensor of the model is, once all are known to be there with the right shape and a supported dtype.
 
-    Tensors that the model does not need (multi-token prediction layers, inverse frequencies) are left out.
+    Experts that lie stacked in one tensor per layer have their own entries all the same. Tensors that the model does
+    not need (multi-token prediction layers, inverse frequencies) are left out.
     Raises CheckpointError naming file, tensor, found and expected shape or dtype, or the missing shard.
     """
     present = read_tensor_entries(model_dir)
+    present |= dict(_stacked_experts(present, spec))
     needed: dict[str, TensorEntry] = {}
     for name, shape in tensor_shapes(spec):
         entry = present.get(name)
@@ -51,6 +68,30 @@ def check_checkpoint(model_dir: Path, spec: ModelSpec) -> dict[str, TensorEntry]
         _check_entry(name, entry, shape)
         needed[name] = entry
     return needed
+
+
+def _stacked_experts(
+    present: dict[str, TensorEntry], spec: ModelSpec
+) -> Iterator[tuple[str, TensorEntry]]:
+    num_experts, hidden_size = spec.gate.num_experts, spec.hidden_size
+    shapes = {
+        name.removesuffix(".weight").removeprefix("."): shape
+        for name, shape in _mlp_shapes("", hidden_size, spec.moe_intermediate_size)
+    }
+    for layer, (stack, projections) in product(spec.moe_layers, _STACKS.items()):
+        experts = f"model.layers.{layer}.mlp.experts"
+        name = f"{experts}.{stack}"
+        if name not in present:
+            continue
+        rows, columns = shapes[projections[0]]
+        _check_entry(name, present[name], (num_experts, len(projections) * rows, columns))
+        file, dtype = present[name].file, present[name].dtype
+        for expert, (place, projection) in product(range(num_experts), enumerate(projections)):
+            part = StackPart(name, expert, place * rows)
+            yield (
+                f"{experts}.{expert}.{projection}.weight",
+                TensorEntry(file, dtype, (rows, columns), part),
+            )
 
 
 def _check_entry(name: str, entry: TensorEntry, shape: tuple[int, ...]) -> None:
@@ -129,7 +170,7 @@ def _read_header(file: Path) -> dict[str, TensorEntry]:
 
 
 def tensor_shapes(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Name and shape of every tensor of the model, as transformers' DeepseekV3ForCausalLM saves them."""
+    """Name and shape of every tensor of the model, as transformers saves them."""
     yield "model.embed_tokens.weight", (spec.vocab_size, spec.hidden_size)
     yield "model.norm.weight", (spec.hidden_size,)
     if not spec.tie_word_embeddings:
@@ -138,11 +179,19 @@ def tensor_shapes(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
         prefix = f"model.layers.{layer}"
         yield f"{prefix}.input_layernorm.weight", (spec.hidden_size,)
         yield f"{prefix}.post_attention_layernorm.weight", (spec.hidden_size,)
-        yield from _mla_shapes(f"{prefix}.self_attn", spec.attention, spec.hidden_size)
-        if layer < spec.num_dense_layers:
-            yield from _mlp_shapes(f"{prefix}.mlp", spec.hidden_size, spec.intermediate_size)
-        else:
+        yield from _attention_shapes(f"{prefix}.self_attn", spec.attention, spec.hidden_size)
+        if layer in spec.moe_layers:
             yield from _moe_shapes(f"{prefix}.mlp", spec)
+        else:
+            yield from _mlp_shapes(f"{prefix}.mlp", spec.hidden_size, spec.intermediate_size)
+
+
+def _attention_shapes(
+    prefix: str, attention: AttentionSpec, hidden_size: int
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    if isinstance(attention, MlaSpec):
+        return _mla_shapes(prefix, attention, hidden_size)
+    return _gqa_shapes(prefix, attention, hidden_size)
 
 
 def _mla_shapes(
@@ -168,10 +217,26 @@ def _mla_shapes(
         yield f"{prefix}.o_proj.bias", (hidden_size,)
 
 
+def _gqa_shapes(
+    prefix: str, gqa: GqaSpec, hidden_size: int
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    query_rows, kv_rows = gqa.num_heads * gqa.head_dim, gqa.num_kv_heads * gqa.head_dim
+    for name, rows in (("q_proj", query_rows), ("k_proj", kv_rows), ("v_proj", kv_rows)):
+        yield f"{prefix}.{name}.weight", (rows, hidden_size)
+        if gqa.attention_bias:
+            yield f"{prefix}.{name}.bias", (rows,)
+    yield f"{prefix}.q_norm.weight", (gqa.head_dim,)
+    yield f"{prefix}.k_norm.weight", (gqa.head_dim,)
+    yield f"{prefix}.o_proj.weight", (hidden_size, query_rows)
+    if gqa.attention_bias:
+        yield f"{prefix}.o_proj.bias", (hidden_size,)
+
+
 def _moe_shapes(prefix: str, spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
     num_experts, hidden_size = spec.gate.num_experts, spec.hidden_size
     yield f"{prefix}.gate.weight", (num_experts, hidden_size)
-    yield f"{prefix}.gate.e_score_correction_bias", (num_experts,)
+    if isinstance(spec.gate, SigmoidGateSpec):
+        yield f"{prefix}.gate.e_score_correction_bias", (num_experts,)
     if spec.num_shared_experts:
         shared_size = spec.num_shared_experts * spec.moe_intermediate_size
         yield from _mlp_shapes(f"{prefix}.shared_experts", hidden_size, shared_size)

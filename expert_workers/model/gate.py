@@ -1,11 +1,11 @@
-"""The gate of DeepSeek-V3 (`noaux_tc`): sigmoid scores, a bias for selection only, top-k within the best groups."""
+"""Gates: scores of all experts, which of them a token visits, and with what weights."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from cluster.model_spec import GateSpec
+from cluster.model_spec import SigmoidGateSpec, SoftmaxGateSpec
 from expert_workers.model.numerics import Numerics
 from expert_workers.model.weights import GateWeights
 
@@ -25,18 +25,19 @@ class GateChoice:
 
 
 class SigmoidGate:
-    def __init__(self, spec: GateSpec, weights: GateWeights, numerics: Numerics) -> None:
+    """DeepSeek-V3 (`noaux_tc`): sigmoid scores, a bias for selection only, top-k within the best groups."""
+
+    def __init__(self, spec: SigmoidGateSpec, weights: GateWeights, numerics: Numerics) -> None:
         self._spec = spec
         self._weights = weights
         self._numerics = numerics
 
     def __call__(self, x: Tensor) -> GateChoice:
         """x: [T, H]."""
-        router_logits = self._numerics.linear(x.to(torch.float32), self._weights.weight)
-        poisoned = ~torch.isfinite(router_logits).all(dim=-1)
-        router_logits = router_logits.masked_fill(poisoned[:, None], 0.0)
+        router_logits, poisoned = _router_logits(x, self._weights, self._numerics)
         scores = self._numerics.sigmoid(router_logits)
-        topk_ids = self._select(scores + self._weights.score_correction_bias)
+        bias = self._weights.score_correction_bias
+        topk_ids = self._select(scores if bias is None else scores + bias)
         return GateChoice(topk_ids, self._weigh(scores.gather(1, topk_ids)), poisoned)
 
     def _select(self, selection_scores: Tensor) -> Tensor:
@@ -51,11 +52,45 @@ class SigmoidGate:
         kept = group_scores.topk(spec.topk_group, dim=-1, sorted=False).indices
         dropped = torch.ones_like(group_scores, dtype=torch.bool).scatter_(1, kept, False)
         masked = grouped.masked_fill(dropped[:, :, None], float("-inf")).flatten(1)
-        topk_ids = masked.topk(spec.num_experts_per_tok, dim=-1, sorted=False).indices
-        return topk_ids.sort(dim=-1).values
+        return _best(masked, spec.num_experts_per_tok)
 
     def _weigh(self, topk_scores: Tensor) -> Tensor:
         """topk_scores: [T, K], without the bias."""
         if self._spec.norm_topk_prob:
             topk_scores = topk_scores / (topk_scores.sum(dim=-1, keepdim=True) + 1e-20)
         return topk_scores * self._spec.routed_scaling_factor
+
+
+class SoftmaxGate:
+    """Qwen3-MoE: shares of a softmax over all experts in float32; router logits and weights in the model's dtype."""
+
+    def __init__(self, spec: SoftmaxGateSpec, weights: GateWeights, numerics: Numerics) -> None:
+        self._spec = spec
+        self._weights = weights
+        self._numerics = numerics
+
+    def __call__(self, x: Tensor) -> GateChoice:
+        """x: [T, H]."""
+        router_logits, poisoned = _router_logits(x, self._weights, self._numerics)
+        shares = self._numerics.softmax(router_logits.to(x.dtype).to(torch.float32))
+        topk_ids = _best(shares, self._spec.num_experts_per_tok)
+        topk_shares = shares.gather(1, topk_ids)
+        if self._spec.norm_topk_prob:
+            topk_shares = topk_shares / topk_shares.sum(dim=-1, keepdim=True)
+        return GateChoice(topk_ids, topk_shares.to(x.dtype).to(torch.float32), poisoned)
+
+
+Gate = SigmoidGate | SoftmaxGate
+
+
+def _router_logits(x: Tensor, weights: GateWeights, numerics: Numerics) -> tuple[Tensor, Tensor]:
+    """x: [T, H]. Returns [T, experts] float32, zero where poisoned, and [T] bool: rows that are not finite."""
+    router_logits = numerics.linear(x.to(torch.float32), weights.weight)
+    poisoned = ~torch.isfinite(router_logits).all(dim=-1)
+    return router_logits.masked_fill(poisoned[:, None], 0.0), poisoned
+
+
+def _best(selection_scores: Tensor, num_experts_per_tok: int) -> Tensor:
+    """selection_scores: [T, experts]. Returns [T, K] ids, ascending."""
+    topk_ids = selection_scores.topk(num_experts_per_tok, dim=-1, sorted=False).indices
+    return topk_ids.sort(dim=-1).values

@@ -4,18 +4,39 @@ softmax(q_nope · W_UK · c + q_rope · k_rope) over latents c; the same sum of 
 Always absorbed, so that a token's result does not depend on how its prompt was cut into chunks.
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from cluster.model_spec import MlaSpec
 from expert_workers.kv_pool import KVPool
-from expert_workers.model.attention import AttentionPlan, LayerRows, attend
+from expert_workers.model.attention import (
+    AttentionPlan,
+    KeysAndValues,
+    KVSpan,
+    attend,
+    gather_rows,
+)
 from expert_workers.model.numerics import Numerics
 from expert_workers.model.rotary import Rotation, softmax_scale
 from expert_workers.model.weights import MlaWeights
 
 LATENT_NORM_EPS = 1e-6
 """Of the norms inside the attention: a constant in transformers, not the model's `rms_norm_eps`."""
+
+
+@dataclass(frozen=True)
+class LatentRows:
+    """Rows that all heads share, as keys whole; their first `value_width` columns are the values."""
+
+    kv_pool: KVPool
+    layer: int
+    value_width: int
+
+    def gather(self, span: KVSpan) -> KeysAndValues:
+        rows = gather_rows(self.kv_pool, self.layer, span)[:, None]
+        return KeysAndValues(rows, rows[..., : self.value_width])
 
 
 class MlaAttention:
@@ -33,7 +54,7 @@ class MlaAttention:
         written = plan.written
         kv_pool.write(layer, written.slots, self._latents(written.rows(x), written.rotation))
         queries = self._queries(x, plan.rotation)
-        values = attend(plan, queries, LayerRows(kv_pool, layer, spec.kv_lora_rank), numerics)
+        values = attend(plan, queries, LatentRows(kv_pool, layer, spec.kv_lora_rank), numerics)
         heads = numerics.per_head(values, weights.value_up)
         return numerics.linear(heads.flatten(1), weights.output, weights.output_bias)
 
@@ -43,7 +64,7 @@ class MlaAttention:
         compressed = self._numerics.linear(x, weights.kv_a, weights.kv_a_bias)
         latent, rotary = torch.split(compressed, [spec.kv_lora_rank, spec.qk_rope_head_dim], dim=-1)
         latent = self._numerics.rms_norm(latent, weights.kv_a_norm, LATENT_NORM_EPS)
-        rotary = rotation.apply(rotary[:, None], interleaved=spec.rope_interleave)[:, 0]
+        rotary = rotation.apply(rotary[:, None], interleaved=spec.rope.interleaved)[:, 0]
         return torch.cat([latent, rotary], dim=-1)
 
     def _queries(self, x: Tensor, rotation: Rotation) -> Tensor:
@@ -56,5 +77,5 @@ class MlaAttention:
         queries = numerics.linear(x, weights.q_b).view(-1, spec.num_heads, sum(head_dims))
         plain, rotary = torch.split(queries, head_dims, dim=-1)
         absorbed = numerics.per_head(plain, weights.key_up)
-        rotary = rotation.apply(rotary, interleaved=spec.rope_interleave)
+        rotary = rotation.apply(rotary, interleaved=spec.rope.interleaved)
         return torch.cat([absorbed, rotary], dim=-1).mul(self._scale)

@@ -6,7 +6,7 @@ from torch import Tensor
 from expert_workers.dispatch.base import Dispatcher
 from expert_workers.dispatch.planned import PlannedStep
 from expert_workers.model.experts import apply_experts, run_experts
-from expert_workers.model.gate import SigmoidGate
+from expert_workers.model.gate import Gate
 from expert_workers.model.layers import DenseMlp
 from expert_workers.model.numerics import Numerics
 from expert_workers.model.weights import MoeWeights
@@ -17,9 +17,7 @@ from expert_workers.stopwatch import Stopwatch
 class MoeLayer:
     """moe_layer: this layer's number among the MoE layers, the index into routes."""
 
-    def __init__(
-        self, moe_layer: int, gate: SigmoidGate, weights: MoeWeights, numerics: Numerics
-    ) -> None:
+    def __init__(self, moe_layer: int, gate: Gate, weights: MoeWeights, numerics: Numerics) -> None:
         self._moe_layer = moe_layer
         self._gate = gate
         self._experts = weights.experts

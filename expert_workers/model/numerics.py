@@ -1,7 +1,7 @@
 """How the formula's products and curves are evaluated: fast, or with a result that no neighbour can change.
 
-Letters: T rows, Hd heads, E experts, B sequences, t tokens per sequence, S KV rows per sequence (a multiple of
-KV_TILE), w KV width, r value width.
+Letters: T rows, Hd heads, Hk KV heads (Hd / Hk heads share one), E experts, B sequences, t tokens per sequence,
+S KV rows per sequence (a multiple of KV_TILE), w key width, v value width.
 """
 
 from typing import Protocol
@@ -37,7 +37,7 @@ class Numerics(Protocol):
         ...
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """x: [T, n]; weight: [n]. In float32, then x's dtype, then times the weight (as transformers does)."""
+        """x: [..., n]; weight: [n]. In float32, then x's dtype, then times the weight (as transformers does)."""
         ...
 
     def silu(self, x: Tensor) -> Tensor:
@@ -48,11 +48,15 @@ class Numerics(Protocol):
         """Elementwise."""
         ...
 
-    def attend(self, queries: Tensor, kv: Tensor, masked: Tensor, value_width: int) -> Tensor:
-        """Multi-query attention: every head reads the same rows, whose first `value_width` columns are the values.
+    def softmax(self, x: Tensor) -> Tensor:
+        """x: [T, n] float32, finite. Over the last dimension."""
+        ...
 
-        queries: [B, t, Hd, w], already scaled; kv: [B, S, w], finite where masked too; masked: [B, t, 1, S] bool.
-        Each query sees at least one row. Returns [B, t, Hd, value_width].
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, masked: Tensor) -> Tensor:
+        """Every head over the rows of its KV head; heads that share one stand together.
+
+        queries: [B, t, Hd, w], already scaled; keys: [B, Hk, S, w]; values: [B, Hk, S, v], both finite where masked
+        too; masked: [B, t, 1, S] bool. Each query sees at least one row. Returns [B, t, Hd, v].
         """
         ...
 
@@ -80,14 +84,23 @@ class FastNumerics:
     def sigmoid(self, x: Tensor) -> Tensor:
         return torch.sigmoid(x)
 
-    def attend(self, queries: Tensor, kv: Tensor, masked: Tensor, value_width: int) -> Tensor:
-        num_seqs, num_tokens, num_heads, _ = queries.shape
-        rows = queries.reshape(num_seqs, num_tokens * num_heads, -1)
-        scores = torch.bmm(rows, kv.transpose(1, 2)).view(num_seqs, num_tokens, num_heads, -1)
-        scores = scores.masked_fill_(masked, float("-inf"))
-        shares = torch.softmax(scores, dim=-1, dtype=torch.float32).to(kv.dtype)
-        values = torch.bmm(shares.view(num_seqs, num_tokens * num_heads, -1), kv[..., :value_width])
-        return values.view(num_seqs, num_tokens, num_heads, value_width)
+    def softmax(self, x: Tensor) -> Tensor:
+        return torch.softmax(x, dim=-1)
+
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, masked: Tensor) -> Tensor:
+        num_kv_heads = keys.shape[1]
+        rows = _by_kv_head(queries, num_kv_heads)
+        num_seqs, _, num_tokens, num_sharing, width = rows.shape
+        scores = torch.bmm(
+            rows.reshape(num_seqs * num_kv_heads, num_tokens * num_sharing, width),
+            keys.flatten(0, 1).transpose(1, 2),
+        )
+        scores = scores.view(*rows.shape[:4], -1).masked_fill_(masked[:, None], float("-inf"))
+        shares = torch.softmax(scores, dim=-1, dtype=torch.float32).to(values.dtype)
+        attended = torch.bmm(
+            shares.view(num_seqs * num_kv_heads, num_tokens * num_sharing, -1), values.flatten(0, 1)
+        )
+        return _by_token(attended.view(*rows.shape[:4], -1))
 
 
 class DeterministicNumerics:
@@ -134,30 +147,60 @@ class DeterministicNumerics:
     def sigmoid(self, x: Tensor) -> Tensor:
         return 1.0 / (1.0 + torch.exp(-x))
 
-    def attend(self, queries: Tensor, kv: Tensor, masked: Tensor, value_width: int) -> Tensor:
+    def softmax(self, x: Tensor) -> Tensor:
+        shares = torch.exp(x - x.amax(dim=-1, keepdim=True))
+        return shares / shares.sum(dim=-1, keepdim=True)
+
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, masked: Tensor) -> Tensor:
         """Tiles of KV_TILE rows at absolute positions, each a product of its own, summed in order of position.
 
         The maximum over all tiles is exact, so no tile is rescaled. A tile that a query does not see adds exact
         zeros, which is why a sequence may be padded to its neighbours' length; the last `+ 0.0` makes −0 into 0.
         """
-        num_seqs, num_tokens, num_heads, width = queries.shape
-        num_tiles = kv.shape[1] // KV_TILE
-        queries = F.pad(queries, (0, 0, 0, max(0, self.min_group_rows - num_heads)))
-        padded_heads = queries.shape[2]
-        rows = queries.reshape(num_seqs, 1, num_tokens * padded_heads, width)
-        rows = rows.expand(-1, num_tiles, -1, -1).reshape(num_seqs * num_tiles, -1, width)
-        tiles = kv.reshape(num_seqs * num_tiles, KV_TILE, width)
-        tiled = (num_seqs, num_tiles, num_tokens, padded_heads)
+        num_seqs, num_kv_heads, num_rows, width = keys.shape
+        wanted, num_heads = queries.shape[1:3]
+        missing = -(-self.min_group_rows * num_kv_heads // num_heads) - wanted
+        if missing > 0:
+            queries = F.pad(queries, (0, 0, 0, 0, 0, missing))
+            masked = F.pad(masked, (0, 0, 0, 0, 0, missing))
+        rows = _by_kv_head(queries, num_kv_heads)
+        num_tokens, num_sharing = rows.shape[2:4]
+        num_tiles, num_pairs = num_rows // KV_TILE, num_seqs * num_kv_heads
+        tiled = (num_pairs, num_tiles, num_tokens, num_sharing)
 
-        scores = torch.bmm(rows, tiles.transpose(1, 2)).view(*tiled, KV_TILE)
-        masked = masked.view(num_seqs, num_tokens, 1, num_tiles, KV_TILE).permute(0, 3, 1, 2, 4)
-        scores = scores.masked_fill_(masked, float("-inf"))
-        largest = scores.amax(dim=(1, 4), keepdim=True)
-        shares = scores.sub_(largest).exp_()
-        products = torch.bmm(shares.view(rows.shape[0], -1, KV_TILE), tiles[..., :value_width])
-        values = _sum_in_order(products.view(*tiled, value_width))
+        rows = rows.reshape(num_pairs, 1, num_tokens * num_sharing, width)
+        rows = rows.expand(-1, num_tiles, -1, -1).flatten(0, 1)
+        key_tiles = keys.reshape(num_pairs * num_tiles, KV_TILE, width)
+        scores = torch.bmm(rows, key_tiles.transpose(1, 2))
+        scores.view(num_seqs, num_kv_heads, *tiled[1:], KV_TILE).masked_fill_(
+            _by_tile(masked), float("-inf")
+        )
+        scores = scores.view(*tiled, KV_TILE)
+        shares = scores.sub_(scores.amax(dim=(1, 4), keepdim=True)).exp_()
+        value_tiles = values.reshape(num_pairs * num_tiles, KV_TILE, values.shape[-1])
+        products = torch.bmm(shares.view(*rows.shape[:2], KV_TILE), value_tiles)
+        attended = _sum_in_order(products.view(*tiled, values.shape[-1]))
         total = _sum_in_order(shares.sum(dim=-1, keepdim=True))
-        return (values / total + 0.0)[:, :, :num_heads]
+        attended = (attended / total + 0.0).view(num_seqs, num_kv_heads, *tiled[2:], -1)
+        return _by_token(attended)[:, :wanted]
+
+
+def _by_kv_head(queries: Tensor, num_kv_heads: int) -> Tensor:
+    """queries: [B, t, Hd, w]. Returns a view [B, Hk, t, Hd / Hk, w]."""
+    num_seqs, num_tokens, _, width = queries.shape
+    return queries.view(num_seqs, num_tokens, num_kv_heads, -1, width).transpose(1, 2)
+
+
+def _by_token(attended: Tensor) -> Tensor:
+    """attended: [B, Hk, t, Hd / Hk, v]. Returns [B, t, Hd, v]."""
+    return attended.transpose(1, 2).flatten(2, 3)
+
+
+def _by_tile(masked: Tensor) -> Tensor:
+    """masked: [B, t, 1, S]. Returns a view [B, 1, S / KV_TILE, t, 1, KV_TILE]."""
+    num_seqs, num_tokens, _, _ = masked.shape
+    tiles = masked.view(num_seqs, num_tokens, 1, -1, KV_TILE)
+    return tiles.permute(0, 2, 3, 1, 4).unsqueeze(4)
 
 
 _SMALL_BMM = 400

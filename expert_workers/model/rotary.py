@@ -5,16 +5,16 @@ import math
 import torch
 from torch import Tensor
 
-from cluster.model_spec import MlaSpec, YarnSpec
+from cluster.model_spec import MlaSpec, RopeSpec, YarnSpec
 
 
-def rotary_frequencies(spec: MlaSpec) -> Tensor:
-    """[rope dim / 2] float32."""
-    dim = spec.qk_rope_head_dim
-    wavelengths = spec.rope_theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
+def rotary_frequencies(spec: RopeSpec) -> Tensor:
+    """[dim / 2] float32."""
+    dim = spec.dim
+    wavelengths = spec.theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
     if spec.yarn is None:
         return 1.0 / wavelengths
-    kept = 1.0 - _ramp(spec.yarn, dim, spec.rope_theta)
+    kept = 1.0 - _ramp(spec.yarn, dim, spec.theta)
     return 1.0 / (spec.yarn.factor * wavelengths) * (1.0 - kept) + 1.0 / wavelengths * kept
 
 
@@ -30,9 +30,10 @@ def rotary_magnitude(yarn: YarnSpec | None) -> float:
 def softmax_scale(spec: MlaSpec) -> float:
     """What the products of queries and keys are multiplied by (DeepSeek-V3 puts a part of YaRN's magnitude here)."""
     scale = float((spec.qk_nope_head_dim + spec.qk_rope_head_dim) ** -0.5)
-    if spec.yarn is None or spec.yarn.mscale_all_dim is None:
+    yarn = spec.rope.yarn
+    if yarn is None or yarn.mscale_all_dim is None:
         return scale
-    return scale * _mscale(spec.yarn.factor, spec.yarn.mscale_all_dim) ** 2
+    return scale * _mscale(yarn.factor, yarn.mscale_all_dim) ** 2
 
 
 def _mscale(factor: float, mscale: float) -> float:

@@ -7,18 +7,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cluster.model_spec import ModelSpec
+from cluster.model_spec import MlaSpec, ModelSpec, SigmoidGateSpec
 from expert_workers.dispatch.base import Dispatcher
 from expert_workers.dispatch.planned import PlannedStep
 from expert_workers.kv_pool import KVPool
 from expert_workers.model.attention import AttentionPlan
-from expert_workers.model.gate import SigmoidGate
+from expert_workers.model.gate import Gate, SigmoidGate, SoftmaxGate
+from expert_workers.model.gqa import GqaAttention
 from expert_workers.model.layers import DenseMlp
 from expert_workers.model.mla import MlaAttention
 from expert_workers.model.moe import MoeLayer
 from expert_workers.model.numerics import Numerics
 from expert_workers.model.rotary import RotaryTable, rotary_frequencies, rotary_magnitude
-from expert_workers.model.weights import LayerWeights, ModelWeights, MoeWeights
+from expert_workers.model.weights import (
+    AttentionWeights,
+    GateWeights,
+    GqaWeights,
+    LayerWeights,
+    MlaWeights,
+    ModelWeights,
+    MoeWeights,
+)
 from expert_workers.route_recorder import StepRoutes
 from expert_workers.step_inputs import StepInputs
 from expert_workers.stopwatch import Stopwatch
@@ -32,8 +41,8 @@ class Transformer:
         self._weights = weights
         self._numerics = numerics
         self._rotary = RotaryTable(
-            rotary_frequencies(spec.attention).to(weights.embedding.device),
-            rotary_magnitude(spec.attention.yarn),
+            rotary_frequencies(spec.attention.rope).to(weights.embedding.device),
+            rotary_magnitude(spec.attention.rope.yarn),
             spec.max_position_embeddings,
         )
         self._layers = [
@@ -78,12 +87,12 @@ class DecoderLayer:
         self._eps = spec.rms_norm_eps
         self._weights = weights
         self._numerics = numerics
-        self._attention = MlaAttention(spec.attention, weights.attention, numerics)
+        self._attention = _attention(spec, weights.attention, numerics)
         feed_forward = weights.feed_forward
         self._feed_forward: DenseMlp | MoeLayer
         if isinstance(feed_forward, MoeWeights):
-            gate = SigmoidGate(spec.gate, feed_forward.gate, numerics)
-            moe_layer = layer - spec.num_dense_layers
+            gate = _gate(spec, feed_forward.gate, numerics)
+            moe_layer = spec.moe_layers.index(layer)
             self._feed_forward = MoeLayer(moe_layer, gate, feed_forward, numerics)
         else:
             self._feed_forward = DenseMlp(feed_forward, numerics)
@@ -106,3 +115,20 @@ class DecoderLayer:
         if isinstance(self._feed_forward, MoeLayer):
             return x + self._feed_forward(normed, step_routes, dispatcher, stopwatch, planned)
         return x + self._feed_forward(normed)
+
+
+def _attention(
+    spec: ModelSpec, weights: AttentionWeights, numerics: Numerics
+) -> MlaAttention | GqaAttention:
+    attention = spec.attention
+    if isinstance(attention, MlaSpec):
+        assert isinstance(weights, MlaWeights)
+        return MlaAttention(attention, weights, numerics)
+    assert isinstance(weights, GqaWeights)
+    return GqaAttention(attention, weights, numerics, spec.rms_norm_eps)
+
+
+def _gate(spec: ModelSpec, weights: GateWeights, numerics: Numerics) -> Gate:
+    if isinstance(spec.gate, SigmoidGateSpec):
+        return SigmoidGate(spec.gate, weights, numerics)
+    return SoftmaxGate(spec.gate, weights, numerics)

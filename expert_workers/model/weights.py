@@ -1,6 +1,7 @@
 """A rank's weights: its own experts and the replicated rest, read from the memory-mapped checkpoint.
 
-Letters: H hidden, V vocabulary, I intermediate, E experts of this rank, Hd heads, r latent width.
+Letters: H hidden, V vocabulary, I intermediate, E experts of this rank, Hd heads, Hk KV heads, d head size, r latent
+width.
 """
 
 import math
@@ -15,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from cluster.errors import CheckpointError
-from cluster.model_spec import ComputeDtype, MlaSpec, ModelSpec
+from cluster.model_spec import AttentionSpec, ComputeDtype, GqaSpec, MlaSpec, ModelSpec
 from cluster.placement import ExpertPlacement
 from expert_workers.model.checkpoint import TensorEntry, check_checkpoint
 
@@ -43,10 +44,13 @@ class ExpertWeights:
 
 @dataclass(frozen=True)
 class GateWeights:
-    """weight: [experts, H] float32; score_correction_bias: [experts] float32. Never narrowed: routes hang on them."""
+    """Never narrowed: routes hang on them.
+
+    weight: [experts, H] float32; score_correction_bias: [experts] float32, None for gates that know none
+    """
 
     weight: Tensor
-    score_correction_bias: Tensor
+    score_correction_bias: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -78,9 +82,29 @@ class MlaWeights:
 
 
 @dataclass(frozen=True)
+class GqaWeights:
+    """query: [Hd · d, H]; key_value: [2 · Hk · d, H], the keys of all KV heads first; output: [H, Hd · d]
+
+    query_norm, key_norm: [d]; biases are None without `attention_bias`
+    """
+
+    query: Tensor
+    query_bias: Tensor | None
+    query_norm: Tensor
+    key_value: Tensor
+    key_value_bias: Tensor | None
+    key_norm: Tensor
+    output: Tensor
+    output_bias: Tensor | None
+
+
+AttentionWeights = MlaWeights | GqaWeights
+
+
+@dataclass(frozen=True)
 class LayerWeights:
     input_norm: Tensor
-    attention: MlaWeights
+    attention: AttentionWeights
     post_attention_norm: Tensor
     feed_forward: MlpWeights | MoeWeights
 
@@ -177,7 +201,7 @@ class _Reader:
         if entry.file not in self._files:
             opened = self._stack.enter_context(safe_open(entry.file, framework="pt"))
             self._files[entry.file] = opened
-        tensor: Tensor = self._files[entry.file].get_tensor(name)
+        tensor = _mapped(self._files[entry.file], name, entry)
         self._done_bytes += entry.num_bytes
         if self._progress is not None:
             self._progress(self._done_bytes, self.total_bytes)
@@ -192,8 +216,8 @@ class _Reader:
         )
         return copied.copy_(self.mapped(name))
 
-    def bias(self, name: str) -> Tensor | None:
-        return self.tensor(name) if name in self._entries else None
+    def optional(self, name: str, dtype: torch.dtype | None = None) -> Tensor | None:
+        return self.tensor(name, dtype) if name in self._entries else None
 
     def stacked(self, names: list[list[str]]) -> Tensor:
         """[len(names), rows, columns]: per entry the named matrices one below the other."""
@@ -205,6 +229,16 @@ class _Reader:
             for part, name in zip(torch.split(slot, rows), parts, strict=True):
                 part.copy_(self.mapped(name))
         return stacked
+
+
+def _mapped(file: Any, name: str, entry: TensorEntry) -> Tensor:
+    part = entry.part
+    if part is None:
+        whole: Tensor = file.get_tensor(name)
+        return whole
+    end_row = part.first_row + entry.shape[0]
+    rows: Tensor = file.get_slice(part.tensor)[part.expert, part.first_row : end_row]
+    return rows
 
 
 def _load(reader: _Reader, spec: ModelSpec, local_experts: list[int]) -> ModelWeights:
@@ -222,15 +256,21 @@ def _load_layer(
     reader: _Reader, spec: ModelSpec, layer: int, local_experts: list[int]
 ) -> LayerWeights:
     prefix = f"model.layers.{layer}"
-    dense = layer < spec.num_dense_layers
+    has_experts = layer in spec.moe_layers
     return LayerWeights(
         input_norm=reader.tensor(f"{prefix}.input_layernorm.weight"),
-        attention=_load_mla(reader, f"{prefix}.self_attn", spec.attention),
+        attention=_load_attention(reader, f"{prefix}.self_attn", spec.attention),
         post_attention_norm=reader.tensor(f"{prefix}.post_attention_layernorm.weight"),
-        feed_forward=_load_mlp(reader, f"{prefix}.mlp")
-        if dense
-        else _load_moe(reader, f"{prefix}.mlp", spec, local_experts),
+        feed_forward=_load_moe(reader, f"{prefix}.mlp", spec, local_experts)
+        if has_experts
+        else _load_mlp(reader, f"{prefix}.mlp"),
     )
+
+
+def _load_attention(reader: _Reader, prefix: str, attention: AttentionSpec) -> AttentionWeights:
+    if isinstance(attention, MlaSpec):
+        return _load_mla(reader, prefix, attention)
+    return _load_gqa(reader, prefix, attention)
 
 
 def _load_mla(reader: _Reader, prefix: str, mla: MlaSpec) -> MlaWeights:
@@ -241,16 +281,31 @@ def _load_mla(reader: _Reader, prefix: str, mla: MlaSpec) -> MlaWeights:
     key_up, value_up = torch.split(kv_b, [mla.qk_nope_head_dim, mla.v_head_dim], dim=1)
     return MlaWeights(
         q_a=reader.tensor(f"{prefix}.q_a_proj.weight") if low_rank else None,
-        q_a_bias=reader.bias(f"{prefix}.q_a_proj.bias"),
+        q_a_bias=reader.optional(f"{prefix}.q_a_proj.bias"),
         q_a_norm=reader.tensor(f"{prefix}.q_a_layernorm.weight") if low_rank else None,
         q_b=reader.tensor(f"{prefix}.{'q_b_proj' if low_rank else 'q_proj'}.weight"),
         kv_a=reader.tensor(f"{prefix}.kv_a_proj_with_mqa.weight"),
-        kv_a_bias=reader.bias(f"{prefix}.kv_a_proj_with_mqa.bias"),
+        kv_a_bias=reader.optional(f"{prefix}.kv_a_proj_with_mqa.bias"),
         kv_a_norm=reader.tensor(f"{prefix}.kv_a_layernorm.weight"),
         key_up=key_up.contiguous(),
         value_up=value_up.transpose(1, 2).contiguous(),
         output=reader.tensor(f"{prefix}.o_proj.weight"),
-        output_bias=reader.bias(f"{prefix}.o_proj.bias"),
+        output_bias=reader.optional(f"{prefix}.o_proj.bias"),
+    )
+
+
+def _load_gqa(reader: _Reader, prefix: str, gqa: GqaSpec) -> GqaWeights:
+    key_value = [f"{prefix}.k_proj", f"{prefix}.v_proj"]
+    biases = [reader.tensor(f"{name}.bias") for name in key_value if gqa.attention_bias]
+    return GqaWeights(
+        query=reader.tensor(f"{prefix}.q_proj.weight"),
+        query_bias=reader.optional(f"{prefix}.q_proj.bias"),
+        query_norm=reader.tensor(f"{prefix}.q_norm.weight"),
+        key_value=reader.stacked([[f"{name}.weight" for name in key_value]])[0],
+        key_value_bias=torch.cat(biases) if biases else None,
+        key_norm=reader.tensor(f"{prefix}.k_norm.weight"),
+        output=reader.tensor(f"{prefix}.o_proj.weight"),
+        output_bias=reader.optional(f"{prefix}.o_proj.bias"),
     )
 
 
@@ -268,7 +323,7 @@ def _load_moe(
     return MoeWeights(
         gate=GateWeights(
             reader.tensor(f"{prefix}.gate.weight", torch.float32),
-            reader.tensor(f"{prefix}.gate.e_score_correction_bias", torch.float32),
+            reader.optional(f"{prefix}.gate.e_score_correction_bias", torch.float32),
         ),
         experts=ExpertWeights(
             reader.stacked(gate_up), reader.stacked([[f"{e}.down_proj.weight"] for e in experts])

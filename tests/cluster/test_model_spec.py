@@ -4,7 +4,8 @@ from typing import Any
 import pytest
 
 from cluster.errors import CheckpointError
-from cluster.model_spec import YarnSpec, read_model_spec
+from cluster.model_config.read import read_model_spec
+from cluster.model_spec import YarnSpec
 from tests.helpers.tiny_checkpoints import DEMO_MODEL_DIR, TINY_CONFIG, hub_spelling, write_json
 
 
@@ -21,7 +22,7 @@ def test_demo_model_with_both_spellings_is_read() -> None:
     spec = read_model_spec(DEMO_MODEL_DIR)
     assert (spec.num_layers, spec.num_moe_layers, spec.gate.num_experts) == (5, 4, 64)
     assert spec.attention.kv_width == 80
-    assert spec.attention.rope_theta == 10000.0
+    assert spec.attention.rope.theta == 10000.0
     assert spec.checkpoint_dtype == "bfloat16"
     assert spec.eos_token_ids == (2, 0)
 
@@ -76,7 +77,7 @@ def test_training_keys_and_switched_off_unknown_keys_do_not_matter(tmp_path: Pat
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("architectures", ["Qwen3MoeForCausalLM"]),
+        ("architectures", ["MixtralForCausalLM"]),
         ("architectures", None),
         ("model_type", "deepseek_v2"),
         ("hidden_act", "gelu"),
@@ -131,7 +132,7 @@ YARN = {"factor": 40, "original_max_position_embeddings": 4096, "mscale": 1.0}
 def test_yarn_is_read_in_both_spellings(tmp_path: Path) -> None:
     write_config(tmp_path, rope_parameters={"rope_type": "yarn", "rope_theta": 10000.0, **YARN})
     spec = read_model_spec(tmp_path)
-    assert spec.attention.yarn == YarnSpec(40.0, 4096, 32.0, 1.0, 1.0, None)
+    assert spec.attention.rope.yarn == YarnSpec(40.0, 4096, 32.0, 1.0, 1.0, None)
     hub = hub_spelling(TINY_CONFIG) | {"rope_scaling": {"type": "yarn", **YARN}}
     write_json(tmp_path / "config.json", hub)
     assert read_model_spec(tmp_path) == spec

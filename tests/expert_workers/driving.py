@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from cluster.messages import RouteChunk, RouteFrame, SequenceStart, StepDescriptor, StepResult
-from cluster.model_spec import read_model_spec
+from cluster.model_config.read import read_model_spec
 from cluster.routes import ExpertRoutes
 from cluster.types import DispatchMode
 from expert_workers.worker import ExpertWorker

@@ -2,7 +2,8 @@ import pytest
 import torch
 
 from cluster.errors import ConfigError
-from cluster.model_spec import ComputeDtype, read_model_spec
+from cluster.model_config.read import read_model_spec
+from cluster.model_spec import ComputeDtype
 from expert_workers.device import (
     DeviceKind,
     DtypeChoice,

@@ -13,7 +13,8 @@ from torch._C._distributed_c10d import FileStore, Store
 
 from cluster.channel import PullSocket, RouterSocket
 from cluster.messages import CellIdentity
-from cluster.model_spec import ModelSpec, read_model_spec
+from cluster.model_config.read import read_model_spec
+from cluster.model_spec import ModelSpec
 from cluster.namespace import model_fingerprint
 from cluster.placement import ExpertPlacement
 from cluster.types import DispatchMode, Rank

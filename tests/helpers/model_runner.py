@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cluster.model_spec import read_model_spec
+from cluster.model_config.read import read_model_spec
 from cluster.placement import ExpertPlacement
 from cluster.routes import ExpertRoutes
 from expert_workers.dispatch.local import LocalDispatcher

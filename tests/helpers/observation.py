@@ -19,7 +19,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import Store
 
 from cluster.messages import StepDescriptor
-from cluster.model_spec import read_model_spec
+from cluster.model_config.read import read_model_spec
 from cluster.placement import ExpertPlacement
 from expert_workers.device import torch_dtype
 from expert_workers.dispatch.base import Dispatcher

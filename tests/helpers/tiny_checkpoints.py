@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from cluster.model_spec import read_model_spec
+from cluster.model_config.read import read_model_spec
 from expert_workers.model.checkpoint import INDEX_FILE, SINGLE_FILE, tensor_shapes
 
 DEMO_MODEL_DIR = Path(__file__).resolve().parents[2] / "deploy" / "demo_model"

@@ -2,11 +2,11 @@
 
 import math
 
-from cluster.model_spec import GateSpec
+from cluster.model_spec import SigmoidGateSpec
 
 
 def plain_gate(
-    spec: GateSpec, router_logits: list[float], bias: list[float]
+    spec: SigmoidGateSpec, router_logits: list[float], bias: list[float]
 ) -> tuple[list[int], list[float]]:
     """Ids in ascending order and applied weights of one token. router_logits, bias: one number per expert."""
     scores = [1.0 / (1.0 + math.exp(-logit)) for logit in router_logits]

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from expert_workers.kv_pool import KVPool
-from expert_workers.model.attention import AttentionPlan, LayerRows, attend
+from expert_workers.model.attention import AttentionPlan, attend
+from expert_workers.model.mla import LatentRows
 from expert_workers.model.numerics import DeterministicNumerics, FastNumerics, Numerics
 from expert_workers.model.rotary import RotaryTable
 from expert_workers.step_inputs import StepInputs
@@ -77,7 +78,7 @@ def attended(case: Case, numerics: Numerics) -> Tensor:
     table = RotaryTable(torch.ones(1), 1.0, 2048)
     rotation = table.at(case.inputs.positions, torch.float32)
     plan = AttentionPlan.of(case.inputs, rotation, case.pool.block_size)
-    return attend(plan, case.queries, LayerRows(case.pool, 0, VALUE_WIDTH), numerics)
+    return attend(plan, case.queries, LatentRows(case.pool, 0, VALUE_WIDTH), numerics)
 
 
 def expected_values(case: Case) -> Tensor:

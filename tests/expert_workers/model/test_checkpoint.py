@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cluster.errors import CheckpointError
-from cluster.model_spec import read_model_spec
+from cluster.model_config.read import read_model_spec
 from expert_workers.model.checkpoint import INDEX_FILE, SINGLE_FILE, check_checkpoint
 from tests.helpers.tiny_checkpoints import (
     DEMO_MODEL_DIR,

@@ -9,7 +9,7 @@ import torch
 
 from cluster.routes import ExpertRoutes
 from expert_workers.model.numerics import DeterministicNumerics, FastNumerics
-from expert_workers.model.weights import GateWeights, LayerWeights, ModelWeights, MoeWeights
+from expert_workers.model.weights import LayerWeights, ModelWeights, MoeWeights
 from tests.helpers.model_runner import Chunk, ModelRunner, StepOutcome, prompt_tokens
 from tests.helpers.tiny_checkpoints import DEMO_MODEL_DIR, SHAPE_VARIANTS, write_tiny_checkpoint
 
@@ -43,10 +43,7 @@ def _with_nan_gate(layer: LayerWeights) -> LayerWeights:
     if not isinstance(layer.feed_forward, MoeWeights):
         return layer
     gate = layer.feed_forward.gate
-    broken = GateWeights(
-        torch.full_like(gate.weight, torch.nan),
-        torch.full_like(gate.score_correction_bias, torch.nan),
-    )
+    broken = replace(gate, weight=torch.full_like(gate.weight, torch.nan))
     return replace(layer, feed_forward=replace(layer.feed_forward, gate=broken))
 
 

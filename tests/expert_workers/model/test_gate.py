@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cluster.model_spec import GateSpec
+from cluster.model_spec import SigmoidGateSpec
 from expert_workers.model.gate import GateChoice, SigmoidGate
 from expert_workers.model.numerics import DeterministicNumerics, FastNumerics, Numerics
 from expert_workers.model.weights import GateWeights
@@ -13,7 +13,7 @@ from tests.reference.plain_gate import plain_gate
 NUMERICS = [FastNumerics(), DeterministicNumerics()]
 
 
-def make_spec(**changes: Any) -> GateSpec:
+def make_spec(**changes: Any) -> SigmoidGateSpec:
     fields = {
         "num_experts": 16,
         "num_experts_per_tok": 4,
@@ -22,11 +22,11 @@ def make_spec(**changes: Any) -> GateSpec:
         "norm_topk_prob": True,
         "routed_scaling_factor": 2.5,
     }
-    return GateSpec(**(fields | changes))
+    return SigmoidGateSpec(**(fields | changes))
 
 
 def choose(
-    spec: GateSpec, router_logits: Tensor, bias: Tensor, numerics: Numerics | None = None
+    spec: SigmoidGateSpec, router_logits: Tensor, bias: Tensor, numerics: Numerics | None = None
 ) -> GateChoice:
     """The gate of an identity matrix: its router logits are its input."""
     weights = GateWeights(torch.eye(spec.num_experts), bias)
@@ -50,7 +50,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
     ],
     ids=["plain", "raw_weights", "one_group", "kept_is_all", "every_expert", "many"],
 )
-def test_choice_equals_the_plain_gate(spec: GateSpec, numerics: Numerics) -> None:
+def test_choice_equals_the_plain_gate(spec: SigmoidGateSpec, numerics: Numerics) -> None:
     logits, bias = normal(50, spec.num_experts), 0.3 * normal(spec.num_experts, seed=1)
     choice = choose(spec, logits, bias, numerics)
     plain = [plain_gate(spec, row, bias.tolist()) for row in logits.tolist()]

@@ -4,11 +4,13 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from cluster.model_spec import MlaSpec
 from expert_workers.model.attention import AttentionPlan
 from expert_workers.model.checkpoint import SINGLE_FILE
 from expert_workers.model.mla import MlaAttention
 from expert_workers.model.numerics import DeterministicNumerics, FastNumerics, Numerics
 from expert_workers.model.rotary import RotaryTable, rotary_frequencies
+from expert_workers.model.weights import MlaWeights
 from tests.helpers.model_runner import Chunk, ModelRunner
 from tests.helpers.tiny_checkpoints import write_tiny_checkpoint
 from tests.reference.naive_attention import naive_mla
@@ -25,8 +27,10 @@ def test_absorbed_form_equals_the_expanded_one(
     runner = ModelRunner(tmp_path, numerics)
     spec, weights = runner.spec.attention, runner.weights.layers[0].attention
     x = torch.randn(90, runner.spec.hidden_size, generator=torch.Generator().manual_seed(6))
+    assert isinstance(spec, MlaSpec)
+    assert isinstance(weights, MlaWeights)
     inputs = runner.step_inputs([Chunk(0, [3] * 90)])
-    table = RotaryTable(rotary_frequencies(spec), 1.0, 90)
+    table = RotaryTable(rotary_frequencies(spec.rope), 1.0, 90)
     rotation = table.at(inputs.positions, torch.float32)
     plan = AttentionPlan.of(inputs, rotation, runner.kv_pool.block_size)
     attended = MlaAttention(spec, weights, numerics)(x, plan, runner.kv_pool, 0)

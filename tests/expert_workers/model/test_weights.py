@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from cluster.errors import CheckpointError
-from cluster.model_spec import ComputeDtype, read_model_spec
+from cluster.model_config.read import read_model_spec
+from cluster.model_spec import ComputeDtype
 from cluster.placement import ExpertPlacement
 from expert_workers.model.checkpoint import SINGLE_FILE, check_checkpoint
 from expert_workers.model.weights import (
@@ -109,10 +110,12 @@ def test_weights_are_converted_and_the_gate_stays_float32(
 ) -> None:
     write_tiny_checkpoint(tmp_path, seed=1, form=CheckpointForm(dtype=stored))
     weights = load(tmp_path, dtype=torch.bfloat16)
-    assert weights.layers[0].attention.q_b.dtype == torch.bfloat16
+    assert weights.layers[0].attention.output.dtype == torch.bfloat16
     assert moe(weights).experts.gate_up.dtype == torch.bfloat16
     assert moe(weights).gate.weight.dtype == torch.float32
-    assert moe(weights).gate.score_correction_bias.dtype == torch.float32
+    bias = moe(weights).gate.score_correction_bias
+    assert bias is not None
+    assert bias.dtype == torch.float32
 
 
 def test_loaded_weights_do_not_change_with_the_file(tmp_path: Path) -> None:
