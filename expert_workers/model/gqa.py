@@ -49,9 +49,11 @@ class GqaAttention:
         self._scale = spec.head_dim**-0.5
 
     def __call__(self, x: Tensor, plan: AttentionPlan, kv_pool: KVPool, layer: int) -> Tensor:
-        """x: [T, H]. Writes the tokens' KV, then attends. Returns [T, H]."""
+        """x: [T, H]. Writes the KV of the tokens that have none yet, then attends. Returns [T, H]."""
         spec, weights, numerics = self._spec, self._weights, self._numerics
-        kv_pool.write(layer, plan.slots, self._keys_and_values(x, plan.rotation))
+        written = plan.written
+        rows = self._keys_and_values(written.rows(x), written.rotation)
+        kv_pool.write(layer, written.slots, rows)
         queries = self._queries(x, plan.rotation)
         kv_rows = HeadRows(kv_pool, layer, spec.num_kv_heads, spec.head_dim)
         heads = attend(plan, queries, kv_rows, numerics)
