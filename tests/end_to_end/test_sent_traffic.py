@@ -20,7 +20,7 @@ from cluster.messages import (
     StepDescriptor,
     StepResult,
 )
-from cluster.model_spec import read_model_spec
+from cluster.model_config.read import read_model_spec
 from cluster.types import Rank
 from router_service.clients import Workers
 from tests.helpers.cells import CellOptions, running_ranks
