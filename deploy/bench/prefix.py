@@ -1,7 +1,8 @@
 """`pointsman bench prefix`: what a prompt with a known prefix costs, by what is left of the prefix.
 
 Every sample has a salt of its own, into which the prefix alone is computed first, so that prefix, tail and output are
-the same in every row and the tail is never in the store. A repeat measures all rows one after the other:
+the same in every row and the tail is never in the store. A repeat measures all rows one after the other, in an order of
+its own, so that a machine that becomes slower or faster favours none:
 
     cold                  nothing is left
     evicted_negotiated    routes are left but not used: the gate chooses, dispatch is negotiated
@@ -11,6 +12,10 @@ the same in every row and the tail is never in the store. A repeat measures all 
     kv_hit                KV is left
     kv_copy               KV is left in another buffer of this host and copied back: `kv_hit` of the same repeat plus
                           the copy of as many bytes, what a KV tier in host memory would take at least
+
+Seconds, messages and bytes are those of the prefill: of all steps up to the first token. Messages and bytes are what
+all ranks together sent to one another, payload only; an all-to-all is one message to every other rank, a plan sends
+only messages with rows.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +36,7 @@ from deploy.planning import plan_cell
 
 LEFT_OUT = (
     "left out: kv_gate and kv_replay_planned (hidden states computed again beside kept KV: no step "
-    "can do that yet); messages and bytes (ranks do not report them)"
+    "can do that yet)"
 )
 WARM_UP_PREFIX_TOKENS = 512
 PARTS = ("attention", "gate", "dispatch", "experts", "combine")
@@ -67,12 +72,16 @@ class PrefixSizes:
 
 @dataclass(frozen=True)
 class _State:
-    """What is left of the prefix, and what may be used of it."""
+    """What is left of the prefix, and what may be used of it.
+
+    after: the row that has to be measured before in the same repeat: it compiles the plans that this one finds
+    """
 
     seeded: bool = True
     kv: bool = False
     route_replay: bool = True
     planned_dispatch: bool = True
+    after: str | None = None
 
 
 _STATES: Mapping[str, _State] = {
@@ -80,10 +89,10 @@ _STATES: Mapping[str, _State] = {
     "evicted_negotiated": _State(route_replay=False),
     "replay_negotiated": _State(planned_dispatch=False),
     "replay_planned_first": _State(),
-    "replay_planned": _State(),
+    "replay_planned": _State(after="replay_planned_first"),
     "kv_hit": _State(kv=True),
 }
-"""In the order of a repeat, whose prefix is new: the fourth row compiles what the fifth finds."""
+"""In the order of the report."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +125,16 @@ class Sample:
     def other_seconds(self) -> float:
         return self.forward_seconds - sum(map(self.part_seconds, PARTS))
 
+    @property
+    def num_messages(self) -> int:
+        """Of all ranks."""
+        return sum(r.sent.messages for step in self.generation.prefill for r in step.results)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all ranks."""
+        return sum(r.sent.bytes for step in self.generation.prefill for r in step.results)
+
     def _sum(self, seconds: Callable[[WatchedStep], float]) -> float:
         return sum(map(seconds, self.generation.prefill))
 
@@ -135,7 +154,25 @@ def run(config: Config, sizes: PrefixSizes) -> list[dict[str, Any]]:
         bench = _Bench(cell, plan)
         bench.repeat("warm-up", warm_up)
         repeats = [bench.repeat(str(number), sizes) for number in range(sizes.repeats)]
-    return [_row(name, plan, sizes, [samples[name] for samples in repeats]) for name in repeats[0]]
+    return [
+        row_of(
+            name,
+            [samples[name] for samples in repeats],
+            ep_size=plan.ep_size,
+            num_prompt_tokens=sizes.prefix_tokens + sizes.tail_tokens,
+        )
+        for name in (*_STATES, "kv_copy")
+    ]
+
+
+def run_order(random: np.random.Generator) -> list[str]:
+    """Draws the order of one repeat. A row that has to come after another draws it along if it has not come yet."""
+    order: list[str] = []
+    for name in random.permutation(list(_STATES)).tolist():
+        for due in (_STATES[name].after, name):
+            if due is not None and due not in order:
+                order.append(due)
+    return order
 
 
 class _Bench:
@@ -151,8 +188,8 @@ class _Bench:
         num_prompt = sizes.prefix_tokens + sizes.tail_tokens
         prompt = self._random.integers(0, self._plan.spec.vocab_size, num_prompt, np.int32)
         samples = {
-            name: Sample(self._generate(f"{label}-{name}", state, prompt, sizes))
-            for name, state in _STATES.items()
+            name: Sample(self._generate(f"{label}-{name}", _STATES[name], prompt, sizes))
+            for name in run_order(self._random)
         }
         hit = samples["kv_hit"].generation
         num_bytes = hit.completion.cached_tokens * self._plan.kv_bytes_per_token
@@ -195,25 +232,30 @@ def check_equal(samples: Mapping[str, Sample]) -> None:
             )
 
 
-def _row(
-    name: str, plan: CellPlan, sizes: PrefixSizes, samples: Sequence[Sample]
+def row_of(
+    name: str, samples: Sequence[Sample], *, ep_size: int, num_prompt_tokens: int
 ) -> dict[str, Any]:
-    """Seconds are medians over the repeats of sums over the prefill steps; rates follow from medians."""
+    """One sample per repeat.
+
+    Seconds, messages and bytes are medians over the repeats of sums over the prefill steps, messages and bytes over the
+    ranks too; rates follow from medians. The 99th percentile is a sample, the slowest one of up to 100.
+    """
     ttft = [sample.ttft_seconds for sample in samples]
     parts = {f"{part}_seconds": _median([s.part_seconds(part) for s in samples]) for part in PARTS}
-    num_prompt = sizes.prefix_tokens + sizes.tail_tokens
     generations = [sample.generation for sample in samples]
     return {
         "row": name,
-        "ep_size": plan.ep_size,
+        "ep_size": ep_size,
         **parts,
         "other_seconds": _median([s.other_seconds() for s in samples]),
         "control_seconds": _median([s.control_seconds for s in samples]),
+        "messages": round(median(s.num_messages for s in samples)),
+        "bytes": round(median(s.num_bytes for s in samples)),
         "copy_seconds": _median([s.copy_seconds for s in samples]),
         "ttft_seconds_min": round(min(ttft), 5),
         "ttft_seconds_p50": _median(ttft),
         "ttft_seconds_p99": round(float(np.percentile(ttft, 99, method="higher")), 5),
-        "tokens_per_second": round(num_prompt / median(ttft), 1),
+        "tokens_per_second": round(num_prompt_tokens / median(ttft), 1),
         "output_tokens_per_second": round(median(s.output_tokens_per_second for s in samples), 1),
         "repeats": len(samples),
         "prefill_steps": min(len(g.prefill) for g in generations),

@@ -1,18 +1,21 @@
 """`pointsman bench prefix` at sizes of a few seconds, on a random checkpoint."""
 
 import json
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from cluster.config import load_config
 from cluster.errors import CellError
-from cluster.messages import Completion
-from deploy.bench.local_cell import Generation
-from deploy.bench.prefix import PrefixSizes, Sample, check_equal, run
+from cluster.messages import Completion, SentTraffic, StepResult, StepTimings
+from deploy.bench.local_cell import Generation, WatchedStep
+from deploy.bench.prefix import PrefixSizes, Sample, check_equal, row_of, run, run_order
 from deploy.cli import main
+from router_service.step_observer import StepTimeline
 from tests.helpers.tiny_checkpoints import write_tiny_checkpoint
 
 ROWS = [
@@ -97,6 +100,69 @@ def test_a_copy_is_a_hit_after_the_copy(rows: Any) -> None:
     assert rows["kv_copy"]["experts_seconds"] == rows["kv_hit"]["experts_seconds"]
 
 
+@pytest.mark.parametrize("row", ROWS)
+def test_only_ranks_that_have_others_send(rows: Any, row: str) -> None:
+    alone = rows[row]["ep_size"] == 1
+    assert (rows[row]["messages"] == 0) == alone
+    assert (rows[row]["bytes"] == 0) == alone
+
+
+@pytest.mark.parametrize("rows", [2], indirect=True)
+def test_plans_save_messages_and_bytes(rows: Any) -> None:
+    """Of the same steps."""
+    assert rows["replay_planned"]["prefill_steps"] == rows["replay_negotiated"]["prefill_steps"]
+    for field in ("messages", "bytes"):
+        assert rows["replay_planned"][field] < rows["replay_negotiated"][field]
+
+
+def test_numbers_of_a_row_are_medians_over_repeats_of_sums_over_steps_and_ranks() -> None:
+    samples = [
+        Sample(make_generation([5, 6], prefill=[make_step(n), make_step(1)])) for n in (7, 2, 3)
+    ]
+    row = row_of("cold", samples, ep_size=2, num_prompt_tokens=10)
+    assert row["messages"] == 2 * 3 + 2 * 1
+    assert row["bytes"] == 2 * 300 + 2 * 100
+    assert row["gate_seconds"] == 3 + 1
+    assert row["prefill_steps"] == 2
+
+
+@pytest.mark.parametrize(
+    ("seconds", "p50", "p99"),
+    [
+        ([4.0], 4.0, 4.0),
+        ([3.0, 9.0, 1.0], 3.0, 9.0),
+        ([float(n) for n in range(1, 101)], 50.5, 100.0),
+        ([float(n) for n in range(1, 202)], 101.0, 199.0),
+    ],
+    ids=["one", "three", "a hundred", "two hundred and one"],
+)
+def test_percentiles_are_of_the_time_to_the_first_token(
+    seconds: list[float], p50: float, p99: float
+) -> None:
+    samples = [Sample(make_generation([5, 6], first_token=second)) for second in seconds]
+    row = row_of("cold", samples, ep_size=2, num_prompt_tokens=10)
+    assert row["ttft_seconds_min"] == min(seconds)
+    assert (row["ttft_seconds_p50"], row["ttft_seconds_p99"]) == (p50, p99)
+    assert row["tokens_per_second"] == round(10 / p50, 1)
+
+
+def test_a_repeat_has_every_measured_row_once_and_plans_are_compiled_before_they_are_found() -> (
+    None
+):
+    random = np.random.default_rng(1)
+    for order in [run_order(random) for _ in range(200)]:
+        assert sorted(order) == sorted(ROWS[:-1])
+        assert order.index("replay_planned_first") < order.index("replay_planned")
+
+
+def test_over_repeats_every_row_comes_early_and_late_as_the_seed_says() -> None:
+    random, again = np.random.default_rng(1), np.random.default_rng(1)
+    orders = [run_order(random) for _ in range(200)]
+    assert {order[0] for order in orders} == set(ROWS[:-1]) - {"replay_planned"}
+    assert {order[-1] for order in orders} == set(ROWS[:-1]) - {"replay_planned_first"}
+    assert [run_order(again) for _ in range(200)] == orders
+
+
 def test_rows_that_disagree_in_their_output_are_not_reported() -> None:
     samples = {
         "cold": Sample(make_generation([5, 6, 7])),
@@ -148,6 +214,30 @@ def test_a_picture_without_matplotlib_is_refused_in_one_line(
     assert "needs matplotlib" in line
 
 
-def make_generation(token_ids: list[int]) -> Generation:
+def make_generation(
+    token_ids: list[int], *, first_token: float = 0.1, prefill: Sequence[WatchedStep] = ()
+) -> Generation:
+    """A token per second after the first."""
     completion = Completion("length", None, len(token_ids), 0, 0, None, None)
-    return Generation(token_ids, [0.1] * len(token_ids), [], completion, 0)
+    seconds = [first_token + number for number in range(len(token_ids))]
+    return Generation(token_ids, seconds, prefill, completion, 0)
+
+
+def make_step(number: int) -> WatchedStep:
+    """Rank 0 sends nothing, rank 1 twice the number of messages, of 100 bytes each; the gate took `number` seconds."""
+    timings = StepTimings(0.0, 0.0, float(number), 0.0, 0.0, 0.0)
+    results = [
+        StepResult(
+            rank=rank,
+            step_id=0,
+            seq_ids=[],
+            token_ids=[],
+            poisoned_seq_ids=[],
+            gate_tokens=0,
+            expert_load=np.zeros((1, 1), np.int32),
+            sent=SentTraffic(2 * number * rank, 200 * number * rank),
+            timings=timings,
+        )
+        for rank in range(2)
+    ]
+    return WatchedStep(1, 1, 0, 0, frozenset({0}), StepTimeline(0.0, 0.0, 0.0, 0.0), results)
