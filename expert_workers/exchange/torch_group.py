@@ -26,7 +26,7 @@ class TorchGroupExchange:
         if pairs_in_one_batch is None:
             pairs_in_one_batch = dist.get_backend(group) == dist.Backend.NCCL
         self._group = group
-        self._start = self._start_batch if pairs_in_one_batch else self._start_one_by_one
+        self._pairs_in_one_batch = pairs_in_one_batch
         self._rank = group.rank()
         self._peers = [peer for peer in range(group.size()) if peer != self._rank]
 
@@ -62,6 +62,11 @@ class TorchGroupExchange:
             for work in self._start(receives, sends):
                 work.wait()
         return received
+
+    def _start(self, receives: list[_Message], sends: list[_Message]) -> list[dist.Work]:
+        if self._pairs_in_one_batch:
+            return self._start_batch(receives, sends)
+        return self._start_one_by_one(receives, sends)
 
     def _start_one_by_one(self, receives: list[_Message], sends: list[_Message]) -> list[dist.Work]:
         """Receives first: with gloo every message is a rendezvous. The group is called without the checks of
