@@ -40,14 +40,16 @@ class Evictor:
             assert node is not None
             remaining -= self.evict_kv(node, rank, remaining)
 
-    def make_route_room(self, max_route_blocks: int) -> bool:
-        """Evicts routes until so many blocks are left; False if the rest is leased or under KV."""
-        while self._account.routes.stored > max_route_blocks:
+    def make_route_room(self, num_blocks: int, max_route_blocks: int) -> int:
+        """Evicts routes until so many further blocks fit. Returns how many do: fewer, perhaps none, if the rest is
+        leased or under KV."""
+        account = self._account.routes
+        while (excess := account.stored + num_blocks - max_route_blocks) > 0:
             leaf = self.route_queue.oldest()
             if leaf is None:
-                return False
-            self.evict_routes(leaf, 1)
-        return True
+                return num_blocks - excess
+            self.evict_routes(leaf, excess)
+        return num_blocks
 
     def evict_kv(self, node: RadixNode, rank: Rank, num_blocks: int) -> int:
         """Up to so many KV blocks from the node's end; no child has any on this rank. Returns how many."""
@@ -70,11 +72,10 @@ class Evictor:
         payload, parent = leaf.payload, leaf.parent
         assert parent is not None
         count = min(num_blocks, len(payload.routes) - payload.num_blocks_with_kv)
-        del payload.routes[len(payload.routes) - count :]
         self._tree.remove_tail(leaf, count)
         self._account.routes.unleased -= count
         self.route_blocks_evicted += count
-        if not leaf.keys:
+        if not leaf.num_blocks:
             self.route_queue.offer(parent)
             self._tree.drop_if_empty(leaf.namespace)
         return count

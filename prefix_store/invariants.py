@@ -48,26 +48,19 @@ class InvariantCheck:
     def shape(self) -> None:
         """Keys, links and lengths: every node's parts cover exactly its blocks."""
         self.require(len(self._nodes) == self._tree.num_nodes, "the node count is off")
+        block_bytes = 4 * self._block_size
         for node in self._nodes:
             at, parent = f"node at block {node.first_block}", node.parent
             assert parent is not None
-            self.require(len(node.keys) > 0, f"{at} holds no blocks")
-            self.require(
-                all(len(k) == 4 * self._block_size for k in node.keys), f"{at}: a key's size"
-            )
-            self.require(
-                parent.children.get(node.keys[0]) is node, f"{at} is not its parent's child"
-            )
+            self.require(node.num_blocks > 0, f"{at} holds no blocks")
+            self.require(len(node.edge) == node.num_blocks * block_bytes, f"{at}: an edge's size")
+            key = bytes(node.edge[:block_bytes])
+            self.require(parent.children.get(key) is node, f"{at} is not its parent's child")
             self.require(node.first_block == parent.end_block, f"{at} does not follow its parent")
-            self.require(
-                len(node.payload.routes) == len(node.keys), f"{at}: a block without routes"
-            )
-            for routes in node.payload.routes:
-                self.require(
-                    routes.num_tokens == self._block_size, f"{at}: routes of a wrong length"
-                )
-                writable = routes.topk_ids.flags.writeable or routes.topk_weights.flags.writeable
-                self.require(not writable, f"{at}: routes can be written")
+            routes = node.payload.routes
+            for part in (routes.topk_ids, routes.topk_weights):
+                self.require(len(part) == node.num_blocks, f"{at}: a block without routes")
+                self.require(len(set(map(len, part))) == 1, f"{at}: routes of a wrong length")
 
     def kv_is_contiguous(self) -> None:
         """kv[rank] is a prefix of a node's blocks, and only below a parent that has all of its own."""
@@ -79,9 +72,9 @@ class InvariantCheck:
             )
             for rank, block_ids in node.payload.kv.items():
                 at = f"rank {rank}, node at block {node.first_block}"
-                self.require(0 < len(block_ids) <= len(node.keys), f"{at}: KV without routes")
+                self.require(0 < len(block_ids) <= node.num_blocks, f"{at}: KV without routes")
                 above = parent.payload.num_kv_blocks(rank)
-                self.require(above == len(parent.keys), f"{at}: KV below a gap")
+                self.require(above == parent.num_blocks, f"{at}: KV below a gap")
             in_children = Counter(rank for c in node.children.values() for rank in c.payload.kv)
             self.require(
                 node.num_kv_children == dict(in_children), "the count of KV children is off"

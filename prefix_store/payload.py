@@ -2,13 +2,11 @@
 
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from cluster.routes import ExpertRoutes
 from cluster.types import BlockId, Rank
+from prefix_store.packed_routes import PackedRoutes
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class NodePayload:
     """Payload of a run of n blocks. The parts are cut together when the node is split.
 
@@ -17,11 +15,12 @@ class NodePayload:
         kv[0]    [17] [ 4] [ 9]          a prefix of the blocks
         kv[1]    [ 2]                    a rank without KV has no entry
 
+    What every block has grows in `add_blocks` and is cut in `take_head` and `drop_tail`, nowhere else.
     Stamps are logical times of the last use, one per part (and rank); larger is later.
     """
 
     route_stamp: int
-    routes: list[ExpertRoutes] = field(default_factory=list)
+    routes: PackedRoutes = field(default_factory=PackedRoutes)
     kv: dict[Rank, list[BlockId]] = field(default_factory=dict)
     kv_stamps: dict[Rank, int] = field(default_factory=dict)
 
@@ -33,10 +32,17 @@ class NodePayload:
         """Blocks whose KV some rank holds; the blocks after them have routes only."""
         return max(map(len, self.kv.values()), default=0)
 
+    def add_blocks(self, routes: PackedRoutes) -> None:
+        """Blocks after the last one, without KV yet; mutates."""
+        self.routes.extend(routes)
+
+    def drop_tail(self, num_blocks: int) -> None:
+        """Removes the last blocks, which have no KV; mutates."""
+        self.routes.drop_tail(num_blocks)
+
     def take_head(self, num_blocks: int) -> "NodePayload":
         """Moves the first blocks into a payload of their own. Both keep the stamps."""
-        head = NodePayload(self.route_stamp, self.routes[:num_blocks])
-        del self.routes[:num_blocks]
+        head = NodePayload(self.route_stamp, self.routes.take_head(num_blocks))
         for rank, block_ids in list(self.kv.items()):
             head.kv[rank] = block_ids[:num_blocks]
             head.kv_stamps[rank] = self.kv_stamps[rank]
@@ -44,15 +50,3 @@ class NodePayload:
             if not block_ids:
                 del self.kv[rank], self.kv_stamps[rank]
         return head
-
-
-def immutable_copy(routes: ExpertRoutes) -> ExpertRoutes:
-    """The same routes over memory of their own that nobody can make writable.
-
-    A view of a received frame would keep the whole frame alive, so that stored bytes would not be counted bytes.
-    """
-    ids, weights = routes.topk_ids, routes.topk_weights
-    return ExpertRoutes(
-        np.frombuffer(ids.tobytes(), ids.dtype).reshape(ids.shape),
-        np.frombuffer(weights.tobytes(), weights.dtype).reshape(weights.shape),
-    )

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cluster.types import Namespace, Rank
+from prefix_store.packed_routes import PackedRoutes
 from prefix_store.payload import NodePayload
 
 
@@ -19,25 +20,30 @@ class BlockKeys:
     """The full blocks of a token sequence as bytes (int32, little-endian); the tokens after them do not count."""
 
     def __init__(self, token_ids: npt.NDArray[np.int32], block_size: int) -> None:
-        self._block_bytes = 4 * block_size
+        self.block_bytes = 4 * block_size
+        self.data = token_ids.astype("<i4", copy=False).tobytes()
         self._num_blocks = len(token_ids) // block_size
-        self._data = token_ids.astype("<i4", copy=False).tobytes()
 
     def __len__(self) -> int:
         return self._num_blocks
 
-    def __getitem__(self, block: int) -> bytes:
-        return self._data[block * self._block_bytes : (block + 1) * self._block_bytes]
+    def run(self, first_block: int, end_block: int) -> bytes:
+        return self.data[first_block * self.block_bytes : end_block * self.block_bytes]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class RadixNode:
-    """A run of blocks [first_block, end_block) of every sequence that goes through it. A root holds no blocks."""
+    """A run of blocks [first_block, end_block) of every sequence that goes through it. A root holds no blocks.
+
+    Parents find a child by the bytes of its first block.
+    """
 
     namespace: Namespace
     parent: "RadixNode | None"
     first_block: int
-    keys: list[bytes]
+    end_block: int
+    edge: bytearray
+    """The token ids of the blocks, as in BlockKeys."""
     payload: NodePayload
     children: dict[bytes, "RadixNode"] = field(default_factory=dict)
     num_leases: int = 0
@@ -46,8 +52,13 @@ class RadixNode:
     """Children that hold KV, per rank; a rank without any has no entry."""
 
     @property
-    def end_block(self) -> int:
-        return self.first_block + len(self.keys)
+    def num_blocks(self) -> int:
+        return self.end_block - self.first_block
+
+    def routes_between(self, first_block: int, end_block: int) -> PackedRoutes:
+        """Of those of the blocks, numbered from the root, that are this node's. Does not mutate."""
+        start, end = first_block - self.first_block, end_block - self.first_block
+        return self.payload.routes.part(max(start, 0), max(end, 0))
 
 
 class MatchedNode(NamedTuple):
@@ -59,7 +70,8 @@ class MatchedNode(NamedTuple):
 class RadixTree:
     """Owner of nodes and their lease counts. A node is valid until removed; a split keeps it as the lower half."""
 
-    def __init__(self) -> None:
+    def __init__(self, block_size: int) -> None:
+        self._block_bytes = 4 * block_size
         self._roots: dict[Namespace, RadixNode] = {}
         self.num_nodes = 0
         """Nodes with blocks: roots are not counted."""
@@ -73,22 +85,24 @@ class RadixTree:
     def ensure_root(self, namespace: Namespace) -> RadixNode:
         """The root, made if it is missing; mutates."""
         if namespace not in self._roots:
-            self._roots[namespace] = RadixNode(namespace, None, 0, [], NodePayload(0))
+            self._roots[namespace] = RadixNode(namespace, None, 0, 0, bytearray(), NodePayload(0))
         return self._roots[namespace]
 
     def descend(self, start: RadixNode, keys: BlockKeys, end_block: int) -> list[MatchedNode]:
         """The longest path below the end of `start` that equals keys [start.end_block, end_block). Does not mutate."""
         path: list[MatchedNode] = []
-        block, node = start.end_block, start
-        while block < end_block:
-            child = node.children.get(keys[block])
+        data, size = keys.data, keys.block_bytes
+        at, end, node = start.end_block * size, end_block * size, start
+        while at < end:
+            child = node.children.get(data[at : at + size])
             if child is None:
                 break
-            matched = _num_equal(child, keys, end_block)
-            path.append(MatchedNode(child, matched))
-            if matched < len(child.keys):
+            edge = child.edge
+            if at + len(edge) > end or not data.startswith(edge, at):
+                path.append(MatchedNode(child, _num_equal_blocks(edge, data[at:end], size)))
                 break
-            block, node = child.end_block, child
+            path.append(MatchedNode(child, len(edge) // size))
+            at, node = at + len(edge), child
         return path
 
     def split(self, node: RadixNode, num_blocks: int) -> RadixNode:
@@ -100,40 +114,56 @@ class RadixTree:
         """
         parent = node.parent
         assert parent is not None
-        assert 0 < num_blocks < len(node.keys)
+        assert 0 < num_blocks < node.num_blocks
+        cut = num_blocks * self._block_bytes
         upper = RadixNode(
             node.namespace,
             parent,
             node.first_block,
-            node.keys[:num_blocks],
+            node.first_block + num_blocks,
+            node.edge[:cut],
             node.payload.take_head(num_blocks),
             num_leases=node.num_leases,
         )
-        del node.keys[:num_blocks]
-        node.parent, node.first_block = upper, upper.end_block
-        parent.children[upper.keys[0]] = upper
-        upper.children[node.keys[0]] = node
+        node.parent, node.first_block, node.edge = upper, upper.end_block, node.edge[cut:]
+        parent.children[self._first_key(upper.edge)] = upper
+        upper.children[self._first_key(node.edge)] = node
         upper.num_kv_children = dict.fromkeys(node.payload.kv, 1)
         self.num_nodes += 1
         return upper
 
-    def add_child(self, parent: RadixNode, key: bytes, payload: NodePayload) -> RadixNode:
-        """A node of one block; mutates."""
+    def add_child(self, parent: RadixNode, edge: bytes, payload: NodePayload) -> RadixNode:
+        """A node of at least one block; mutates."""
+        first_block = parent.end_block
+        end_block = first_block + len(edge) // self._block_bytes
+        child = RadixNode(
+            parent.namespace, parent, first_block, end_block, bytearray(edge), payload
+        )
+        key = self._first_key(edge)
         assert key not in parent.children
-        child = RadixNode(parent.namespace, parent, parent.end_block, [key], payload)
         parent.children[key] = child
         self.num_nodes += 1
         return child
 
+    def extend(self, leaf: RadixNode, edge: bytes, routes: PackedRoutes) -> None:
+        """Further blocks at the end of a leaf; mutates."""
+        assert not leaf.children
+        leaf.edge += edge
+        leaf.end_block += len(routes)
+        leaf.payload.add_blocks(routes)
+
     def remove_tail(self, leaf: RadixNode, num_blocks: int) -> None:
-        """Takes the last blocks off a leaf without leases, and the leaf out of the tree when none are left."""
+        """Takes the last blocks, which have no KV, off a leaf without leases, and the leaf out of the tree when none
+        are left."""
         parent = leaf.parent
         assert parent is not None
         assert not leaf.children
         assert leaf.num_leases == 0
-        first_key = leaf.keys[0]
-        del leaf.keys[len(leaf.keys) - num_blocks :]
-        if not leaf.keys:
+        first_key = self._first_key(leaf.edge)
+        leaf.payload.drop_tail(num_blocks)
+        del leaf.edge[len(leaf.edge) - num_blocks * self._block_bytes :]
+        leaf.end_block -= num_blocks
+        if not leaf.num_blocks:
             del parent.children[first_key]
             self.num_nodes -= 1
 
@@ -167,6 +197,9 @@ class RadixTree:
         order.reverse()
         return order
 
+    def _first_key(self, edge: bytes | bytearray) -> bytes:
+        return bytes(edge[: self._block_bytes])
+
     def _top_down(self) -> Iterator[RadixNode]:
         stack = [child for root in self._roots.values() for child in root.children.values()]
         while stack:
@@ -189,10 +222,14 @@ def _upwards(node: RadixNode, above: RadixNode | None) -> Iterator[RadixNode]:
         part = part.parent
 
 
-def _num_equal(node: RadixNode, keys: BlockKeys, end_block: int) -> int:
-    """Leading blocks of the node that equal the keys, of which there are `end_block`. The first one is known to."""
-    limit = min(node.end_block, end_block) - node.first_block
-    for offset in range(1, limit):
-        if node.keys[offset] != keys[node.first_block + offset]:
-            return offset
-    return limit
+def _num_equal_blocks(edge: bytearray, data: bytes, block_bytes: int) -> int:
+    """Leading blocks of an edge that equal the data, by halving. The first one is known to."""
+    low, high = 1, min(len(edge), len(data)) // block_bytes
+    while low < high:
+        middle = (low + high + 1) // 2
+        start, end = low * block_bytes, middle * block_bytes
+        if edge[start:end] == data[start:end]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

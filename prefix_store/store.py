@@ -22,7 +22,8 @@ from prefix_store.evictor import Evictor
 from prefix_store.invariants import InvariantCheck
 from prefix_store.lease import LeasedPath
 from prefix_store.offer import Offer
-from prefix_store.payload import NodePayload, immutable_copy
+from prefix_store.packed_routes import PackedRoutes
+from prefix_store.payload import NodePayload
 from prefix_store.radix_tree import BlockKeys, MatchedNode, RadixNode, RadixTree, path_from_root
 from prefix_store.size_account import SizeAccount
 
@@ -57,11 +58,11 @@ class PrefixStore:
         self._block_size = block_size
         self._route_shape = route_shape
         self._route_block_bytes = block_size * route_shape.bytes_per_token
-        self._route_budget_bytes = route_budget_bytes
+        self._max_route_blocks = route_budget_bytes // self._route_block_bytes
         self._kv_bytes_per_block = kv_bytes_per_block
         _check_route_budget(num_ranks * num_kv_blocks, self._route_block_bytes, route_budget_bytes)
         ranks = [Rank(rank) for rank in range(num_ranks)]
-        self._tree = RadixTree()
+        self._tree = RadixTree(block_size)
         self._pools = [BlockPool(rank, num_kv_blocks) for rank in ranks]
         self._account = SizeAccount(num_ranks)
         self._evictor = Evictor(self._tree, self._pools, self._account)
@@ -71,10 +72,13 @@ class PrefixStore:
     def match(self, namespace: Namespace, token_ids: TokenIds) -> PrefixMatch:
         """How many tokens of full blocks have KV (per rank) and routes. Does not mutate."""
         path = self._find(namespace, self._keys(token_ids))
-        num_kv_tokens = tuple(
-            _num_kv_blocks(path, Rank(rank)) * self._block_size for rank in range(len(self._pools))
-        )
-        num_blocks = sum(part.num_blocks for part in path)
+        num_kv_blocks = [0] * len(self._pools)
+        num_blocks = 0
+        for node, num_matched in path:
+            num_blocks += num_matched
+            for rank, block_ids in node.payload.kv.items():
+                num_kv_blocks[rank] += min(len(block_ids), num_matched)
+        num_kv_tokens = tuple(number * self._block_size for number in num_kv_blocks)
         return PrefixMatch(namespace, num_blocks * self._block_size, num_kv_tokens)
 
     def acquire(self, namespace: Namespace, token_ids: TokenIds, num_tokens: int) -> Lease:
@@ -133,22 +137,20 @@ class PrefixStore:
         path.ranks.add(rank)
         return block_ids[:num_blocks]
 
-    def routes(self, lease: Lease, start: int, end: int) -> list[ExpertRoutes]:
-        """Routes of tokens [start, end) under the lease, block by block; read-only views, valid for ever. Does not
+    def routes(self, lease: Lease, start: int, end: int) -> ExpertRoutes:
+        """Routes of tokens [start, end) under the lease; a copy that nobody can write, valid for ever. Does not
         mutate. Raises StoreError if the range leaves the lease."""
         path = self._held(lease)
         if not 0 <= start <= end <= lease.num_tokens:
             raise StoreError(
                 f"routes of [{start}, {end}) under a lease of {lease.num_tokens} tokens"
             )
-        parts: list[ExpertRoutes] = []
-        for node in path_from_root(path.end_node, start // self._block_size):
-            for offset, routes in enumerate(node.payload.routes):
-                first = (node.first_block + offset) * self._block_size
-                begin, stop = max(start - first, 0), min(end - first, self._block_size)
-                if begin < stop:
-                    parts.append(routes.slice(begin, stop))
-        return parts
+        first_block, end_block = start // self._block_size, -(-end // self._block_size)
+        packed = PackedRoutes()
+        for node in path_from_root(path.end_node, first_block):
+            packed.extend(node.routes_between(first_block, end_block))
+        skipped = first_block * self._block_size
+        return packed.unpack(self._route_shape).slice(start - skipped, end - skipped)
 
     def publish(
         self,
@@ -157,11 +159,12 @@ class PrefixStore:
         token_ids: TokenIds,
         first_block: int,
         block_ids: list[BlockId],
-        routes: list[ExpertRoutes],
+        routes: ExpertRoutes,
     ) -> Publication:
         """Offers consecutive full blocks from `first_block` on, computed into `block_ids` with exactly these routes.
 
-        token_ids is the whole sequence so far, routes one record per block. The lease grows over what is published:
+        token_ids is the whole sequence so far, routes those of the blocks' tokens. The lease grows over what is
+        published:
 
             blocks   0 ······ first_block ······ present, equal ids ······ absent ······ no room
             lease    [────────────────)     ──►  [───────────────────────────────)
@@ -179,15 +182,16 @@ class PrefixStore:
         _check_sequence(path, offer.keys)
         if not _may_publish(path, offer):
             return Publication(_private(offer.num_blocks), conflict=False)
+        packed = PackedRoutes.pack(routes, offer.num_blocks)
         recorded = self._recorded_routes(path, offer)
         self._now += 1
         path.ranks.add(rank)
-        num_equal = offer.num_equal(recorded)
+        num_equal = packed.num_equal(recorded)
         self._grow_lease(path, offer.keys, first_block + num_equal)
         outcomes = self._add_kv(path, offer, num_equal)
         path.conflicted = num_equal < len(recorded)
         if not path.conflicted:
-            outcomes += self._add_blocks(path, offer, num_equal)
+            outcomes += self._add_blocks(path, offer, packed.part(num_equal, offer.num_blocks))
         lease.num_tokens = path.end_block * self._block_size
         private = _private(offer.num_blocks - len(outcomes))
         return Publication((*outcomes, *private), path.conflicted)
@@ -223,10 +227,10 @@ class PrefixStore:
                 continue
             nodes += 1
             for rank in list(node.payload.kv):
-                num_kv_blocks = self._evictor.evict_kv(node, rank, len(node.keys))
+                num_kv_blocks = self._evictor.evict_kv(node, rank, node.num_blocks)
                 num_bytes += num_kv_blocks * self._kv_bytes_per_block
             if part != "kv":
-                num_route_blocks = self._evictor.evict_routes(node, len(node.keys))
+                num_route_blocks = self._evictor.evict_routes(node, node.num_blocks)
                 num_bytes += num_route_blocks * self._route_block_bytes
         return Eviction(part, nodes, num_bytes, kept_leased)
 
@@ -256,7 +260,9 @@ class PrefixStore:
         check.ownership(self._pools)
         check.accounts(self._account, self._pools)
         check.queues(self._evictor.kv_queues, self._evictor.route_queue)
-        check.require(self._route_bytes <= self._route_budget_bytes, "over the route budget")
+        check.require(
+            self._account.routes.stored <= self._max_route_blocks, "over the route budget"
+        )
 
     @property
     def _route_bytes(self) -> int:
@@ -290,7 +296,7 @@ class PrefixStore:
     def _count_lease(self, end: MatchedNode, above: RadixNode | None) -> RadixNode:
         """Counts a lease that ends with these blocks, split off if they are not all of the node's."""
         node = end.node
-        if end.num_blocks < len(node.keys):
+        if end.num_blocks < node.num_blocks:
             node = self._tree.split(node, end.num_blocks)
         for newly_leased in self._tree.acquire(node, above):
             self._account.node_leased(newly_leased.payload)
@@ -310,72 +316,72 @@ class PrefixStore:
 
     # Publishing
 
-    def _recorded_routes(self, path: LeasedPath, offer: Offer) -> list[ExpertRoutes]:
+    def _recorded_routes(self, path: LeasedPath, offer: Offer) -> PackedRoutes:
         """Routes of those offered blocks that are in the tree: under the lease, then below its end."""
-        recorded: list[ExpertRoutes] = []
+        recorded = PackedRoutes()
         for node in path_from_root(path.end_node, offer.first_block):
-            recorded += node.payload.routes[max(offer.first_block - node.first_block, 0) :]
+            recorded.extend(node.routes_between(offer.first_block, offer.end_block))
         for node, num_blocks in self._tree.descend(path.end_node, offer.keys, offer.end_block):
-            recorded += node.payload.routes[:num_blocks]
-        return recorded[: offer.num_blocks]
+            recorded.extend(node.payload.routes.part(0, num_blocks))
+        return recorded
 
     def _add_kv(self, path: LeasedPath, offer: Offer, num_blocks: int) -> list[PublishOutcome]:
         """The first offered blocks, which are in the tree with equal ids: taken where the rank has no KV yet."""
         outcomes: list[PublishOutcome] = []
         end_block = offer.first_block + num_blocks
         for node in path_from_root(path.end_node, offer.first_block):
-            first = max(offer.first_block, node.first_block)
-            for block in range(first, min(end_block, node.end_block)):
-                if block < node.first_block + node.payload.num_kv_blocks(offer.rank):
-                    outcomes.append("duplicate")
-                    continue
-                self._give(node, offer.rank, offer.block_ids[block - offer.first_block])
-                outcomes.append("added")
+            first, end = max(offer.first_block, node.first_block), min(end_block, node.end_block)
+            with_kv = node.first_block + node.payload.num_kv_blocks(offer.rank)
+            absent = min(max(first, with_kv), end)
+            self._give(node, offer.rank, offer.ids_of(absent, end))
+            outcomes.extend(["duplicate"] * (absent - first))
+            outcomes.extend(["added"] * (end - absent))
         return outcomes
 
-    def _add_blocks(self, path: LeasedPath, offer: Offer, start: int) -> list[PublishOutcome]:
-        """Offered blocks from `start` on, which the tree does not have, as long as their routes find room."""
-        outcomes: list[PublishOutcome] = []
-        max_before = self._route_budget_bytes // self._route_block_bytes - 1
-        for offset in range(start, offer.num_blocks):
-            if not self._evictor.make_route_room(max_before):
-                break
-            record = immutable_copy(offer.routes[offset])
-            self._append(path, offer.keys[offer.first_block + offset], record)
-            self._give(path.end_node, offer.rank, offer.block_ids[offset])
-            outcomes.append("added")
-        return outcomes
+    def _add_blocks(
+        self, path: LeasedPath, offer: Offer, routes: PackedRoutes
+    ) -> list[PublishOutcome]:
+        """The last offered blocks, which the tree does not have, as long as their routes find room."""
+        room = self._evictor.make_route_room(len(routes), self._max_route_blocks)
+        if not room:
+            return []
+        first = offer.end_block - len(routes)
+        self._append(path, offer.keys.run(first, first + room), routes.part(0, room))
+        self._give(path.end_node, offer.rank, offer.ids_of(first, first + room))
+        return ["added"] * room
 
-    def _append(self, path: LeasedPath, key: bytes, routes: ExpertRoutes) -> None:
-        """One block after the lease's end: in its last node if that is a leaf and nobody else's lease would grow with
+    def _append(self, path: LeasedPath, edge: bytes, routes: PackedRoutes) -> None:
+        """Blocks after the lease's end: in its last node if that is a leaf and nobody else's lease would grow with
         it, else in a child."""
         node = path.end_node
         if node.children or node.num_leases > 1 or node.parent is None:
-            node = self._tree.add_child(node, key, NodePayload(self._now))
-            self._tree.acquire(node, above=path.end_node)
-            path.end_node = node
+            child = self._tree.add_child(node, edge, NodePayload(self._now, routes))
+            self._tree.acquire(child, above=node)
+            path.end_node = child
         else:
-            node.keys.append(key)
-        node.payload.routes.append(routes)
-        self._account.routes.leased += 1
+            self._tree.extend(node, edge, routes)
+        self._account.routes.leased += len(routes)
 
-    def _give(self, node: RadixNode, rank: Rank, block_id: BlockId) -> None:
-        """A request's block becomes the tree's, as the next KV block of a leased node."""
+    def _give(self, node: RadixNode, rank: Rank, block_ids: list[BlockId]) -> None:
+        """A request's blocks become the tree's, as the next KV blocks of a leased node."""
+        if not block_ids:
+            return
         assert node.num_leases > 0
         if rank not in node.payload.kv:
             assert node.parent is not None
             node.payload.kv[rank] = []
             node.parent.num_kv_children[rank] = node.parent.num_kv_children.get(rank, 0) + 1
-        node.payload.kv[rank].append(block_id)
+        node.payload.kv[rank] += block_ids
         node.payload.kv_stamps[rank] = self._now
-        self._pools[rank].give_to_tree(block_id)
-        self._account.kv[rank].leased += 1
+        self._pools[rank].give_to_tree(block_ids)
+        self._account.kv[rank].leased += len(block_ids)
 
 
 def _check_sequence(path: LeasedPath, keys: BlockKeys) -> None:
     """Raises StoreError if the lease's last block is not the sequence's; the earlier ones are its holder's word."""
     node = path.end_node
-    if node.keys and node.keys[-1] != keys[node.end_block - 1]:
+    last = keys.run(node.end_block - 1, node.end_block)
+    if node.parent is not None and not node.edge.endswith(last):
         raise StoreError(
             f"token ids differ from those of the lease in block {node.end_block - 1}: publish the "
             "sequence that was acquired"
@@ -390,11 +396,6 @@ def _may_publish(path: LeasedPath, offer: Offer) -> bool:
         return True
     before = path_from_root(path.end_node, offer.first_block - 1)[0]
     return before.first_block + before.payload.num_kv_blocks(offer.rank) >= offer.first_block
-
-
-def _num_kv_blocks(path: list[MatchedNode], rank: Rank) -> int:
-    """KV blocks of this rank at the start of a matched path; below a gap there are none."""
-    return sum(min(node.payload.num_kv_blocks(rank), num_blocks) for node, num_blocks in path)
 
 
 def _private(num_blocks: int) -> tuple[PublishOutcome, ...]:

@@ -24,7 +24,7 @@ class PrefixStore(Protocol):
 
     def kv_block_ids(self, lease: Lease, rank: Rank, num_tokens: int) -> list[BlockId]: ...
 
-    def routes(self, lease: Lease, start: int, end: int) -> list[ExpertRoutes]: ...
+    def routes(self, lease: Lease, start: int, end: int) -> ExpertRoutes: ...
 
     def publish(
         self,
@@ -33,7 +33,7 @@ class PrefixStore(Protocol):
         token_ids: Int32Array,
         first_block: int,
         block_ids: list[BlockId],
-        routes: list[ExpertRoutes],
+        routes: ExpertRoutes,
     ) -> Publication: ...
 
     def allocate(self, rank: Rank, num_blocks: int) -> list[BlockId] | None: ...

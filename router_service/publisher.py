@@ -72,7 +72,7 @@ class Publisher:
             request.token_ids,
             first,
             block_ids,
-            [request.route_log.slice(b * size, (b + 1) * size) for b in range(first, end)],
+            request.route_log.slice(first * size, end * size),
         )
         for block_id, outcome in zip(block_ids, publication.outcomes, strict=True):
             if outcome == "private":

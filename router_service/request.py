@@ -34,16 +34,11 @@ class RouteLog:
             self._parts.append(routes)
             self.num_tokens += routes.num_tokens
 
-    def num_same_parts(self, others: list[ExpertRoutes]) -> int:
-        """Leading ones of `others`, which follow each other from position 0, that have the same expert ids here."""
-        mine = self.slice(0, sum(other.num_tokens for other in others))
-        start = 0
-        for number, other in enumerate(others):
-            end = start + other.num_tokens
-            if not mine.slice(start, end).same_ids(other):
-                return number
-            start = end
-        return len(others)
+    def num_same_tokens(self, others: ExpertRoutes) -> int:
+        """Leading tokens of `others`, which start at position 0, that have the same expert ids here."""
+        mine = self.slice(0, others.num_tokens)
+        differs = (mine.topk_ids != others.topk_ids).any(axis=(1, 2))
+        return int(differs.argmax()) if differs.any() else others.num_tokens
 
     def slice(self, start: int, end: int) -> ExpertRoutes:
         """Routes of tokens [start, end). Copies only where the range crosses parts."""

@@ -321,8 +321,7 @@ class Scheduler:
         known = request.num_recorded_tokens
         request.replays_reused = self._features.route_replay or known > 0
         if known < lease.num_tokens:
-            for routes in self._store.routes(lease, known, lease.num_tokens):
-                request.route_log.append(routes)
+            request.route_log.append(self._store.routes(lease, known, lease.num_tokens))
         if not request.was_admitted:
             request.was_admitted = True
             self._count_sources(request, candidate)
@@ -344,11 +343,11 @@ class Scheduler:
         lease = self._store.acquire(namespace, token_ids, candidate.num_leased)
         num_own = min(request.num_recorded_tokens, candidate.num_kv_now)
         theirs = self._store.routes(lease, 0, num_own)
-        num_same = request.route_log.num_same_parts(theirs)
-        if num_same == len(theirs):
+        num_same = request.route_log.num_same_tokens(theirs)
+        if num_same == num_own:
             return lease, candidate.num_kv_now
         self._store.release(lease)
-        num_kv = num_same * self._limits.block_size
+        num_kv = num_same - num_same % self._limits.block_size
         return self._store.acquire(namespace, token_ids, num_kv), num_kv
 
     def _allocate_first_chunk(self, request: Request, num_tokens: int) -> None:

@@ -184,12 +184,9 @@ class Bench:
             return
         block_ids = store.allocate(Rank(0), num_blocks)
         assert block_ids is not None
-        records = [
-            routes.slice(block * BLOCK_SIZE, (block + 1) * BLOCK_SIZE)
-            for block in range(num_blocks)
-        ]
+        full = routes.slice(0, num_blocks * BLOCK_SIZE)
         lease = store.acquire(Namespace(f"model/{salt}"), tokens, 0)
-        publication = store.publish(lease, Rank(0), tokens, 0, block_ids, records)
+        publication = store.publish(lease, Rank(0), tokens, 0, block_ids, full)
         assert publication.outcomes == ("added",) * num_blocks
         store.release(lease)
         store.evict("kv")

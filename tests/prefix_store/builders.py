@@ -9,6 +9,7 @@ import numpy.typing as npt
 from cluster.prefix_match import Lease, Publication
 from cluster.routes import ExpertRoutes, RouteShape
 from cluster.types import BlockId, Namespace, Rank
+from prefix_store.packed_routes import PackedRoutes
 from prefix_store.store import PrefixStore
 
 BLOCK_SIZE = 4
@@ -71,9 +72,23 @@ def gates(
     *,
     shape: RouteShape = SHAPE,
     block_size: int = BLOCK_SIZE,
-) -> list[ExpertRoutes]:
-    ends = range(first_block + 1, end_block + 1)
-    return [gate(token_ids[: e * block_size], shape=shape, block_size=block_size) for e in ends]
+    variants: frozenset[int] = frozenset(),
+) -> ExpertRoutes:
+    """Routes of blocks [first_block, end_block) of a sequence; those in `variants` differ from the usual ones."""
+    records = [
+        gate(
+            token_ids[: (block + 1) * block_size],
+            shape=shape,
+            block_size=block_size,
+            variant=int(block in variants),
+        )
+        for block in range(first_block, end_block)
+    ]
+    return ExpertRoutes.concatenate(records, shape)
+
+
+def packed(token_ids: TokenIds, first_block: int, end_block: int) -> PackedRoutes:
+    return PackedRoutes.pack(gates(token_ids, first_block, end_block), end_block - first_block)
 
 
 @dataclass
@@ -93,7 +108,7 @@ def write(
     *,
     rank: Rank = RANK0,
     namespace: Namespace = NAMESPACE,
-    routes: list[ExpertRoutes] | None = None,
+    routes: ExpertRoutes | None = None,
     shape: RouteShape = SHAPE,
     block_size: int = BLOCK_SIZE,
 ) -> Written:

@@ -13,6 +13,7 @@ from cluster.types import BlockId, EvictTarget, Namespace, Rank
 from tests.prefix_store.builders import (
     BLOCK_SIZE,
     KV_BYTES_PER_BLOCK,
+    SHAPE,
     gate,
     make_store,
     route_block_bytes,
@@ -142,8 +143,9 @@ class Simulation:
         expected = self.naive.publish(
             request.naive_lease, request.rank, known, first, block_ids, routes
         )
+        offered = ExpertRoutes.concatenate(routes, SHAPE)
         publication = self.store.publish(
-            request.lease, request.rank, np.array(known, np.int32), first, block_ids, routes
+            request.lease, request.rank, np.array(known, np.int32), first, block_ids, offered
         )
         assert list(publication.outcomes) == expected
         assert publication.conflict == (request.naive_lease.conflicted and not had_conflict)
@@ -232,15 +234,12 @@ class Simulation:
         """Any range of the lease gives the routes that were published first."""
         start = self.random.randint(0, lease.num_tokens)
         end = self.random.randint(start, lease.num_tokens)
-        parts = self.store.routes(lease, start, end)
+        got = self.store.routes(lease, start, end)
         keys = self.naive.keys(lease.namespace, token_ids[: lease.num_tokens])
         records = [self.naive.records[key].routes for key in keys]
-        for attribute in ("topk_ids", "topk_weights"):
-            got = [getattr(part, attribute) for part in parts]
-            expected = [getattr(record, attribute) for record in records]
-            assert sum(map(len, got)) == end - start
-            if got:
-                assert np.array_equal(np.concatenate(got), np.concatenate(expected)[start:end])
+        expected = ExpertRoutes.concatenate(records, SHAPE).slice(start, end)
+        assert np.array_equal(got.topk_ids, expected.topk_ids)
+        assert np.array_equal(got.topk_weights, expected.topk_weights)
 
     def _check_kv(
         self, namespace: Namespace, token_ids: Tokens, rank: Rank, block_ids: list[BlockId]
@@ -300,7 +299,7 @@ class Simulation:
         end = (len(request.routes) + 1) * BLOCK_SIZE
         prefix = request.tokens[:end]
         if end <= request.lease.num_tokens and self.random.random() < 0.9:
-            (routes,) = self.store.routes(request.lease, end - BLOCK_SIZE, end)
+            routes = self.store.routes(request.lease, end - BLOCK_SIZE, end)
         else:
             variant = int(self.random.random() < 0.15)
             routes = gate(np.array(prefix, np.int32), variant=variant)

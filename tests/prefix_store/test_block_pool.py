@@ -16,7 +16,7 @@ def test_a_block_goes_from_free_to_request_to_tree_and_back() -> None:
     pool = BlockPool(Rank(0), 1)
     (block_id,) = pool.allocate(1)
     owners = [pool.owner(block_id)]
-    pool.give_to_tree(block_id)
+    pool.give_to_tree([block_id])
     owners.append(pool.owner(block_id))
     assert (pool.num_free, pool.num_tree) == (0, 1)
     pool.reclaim([block_id])

@@ -14,7 +14,7 @@ from prefix_store.eviction import (
 )
 from prefix_store.payload import NodePayload
 from prefix_store.radix_tree import RadixNode
-from tests.prefix_store.builders import NAMESPACE, RANK0, RANK1, gates, tokens
+from tests.prefix_store.builders import NAMESPACE, RANK0, RANK1, packed, tokens
 
 
 @dataclass(eq=False)
@@ -52,11 +52,12 @@ def test_entries_stay_within_twice_the_candidates_however_often_they_are_offered
 
 def make_node(*, num_kv_blocks: int = 2, num_leases: int = 0) -> RadixNode:
     """Two blocks, last used at time 7 (routes) and 5 (KV on rank 0)."""
-    payload = NodePayload(7, gates(tokens(8), 0, 2))
+    payload = NodePayload(7, packed(tokens(8), 0, 2))
     if num_kv_blocks:
         payload.kv[RANK0] = [BlockId(block) for block in range(num_kv_blocks)]
         payload.kv_stamps[RANK0] = 5
-    return RadixNode(NAMESPACE, None, 0, [b"0", b"1"], payload, num_leases=num_leases)
+    edge = bytearray(tokens(8).tobytes())
+    return RadixNode(NAMESPACE, None, 0, 2, edge, payload, num_leases=num_leases)
 
 
 def test_kv_may_go_from_an_unleased_node_whose_children_have_none_on_the_rank() -> None:

@@ -41,7 +41,16 @@ def miscount_leases(store: PrefixStore) -> None:
 
 
 def lose_a_route(store: PrefixStore) -> None:
-    top_node(store).payload.routes.pop()
+    top_node(store).payload.routes.topk_weights.pop()
+
+
+def cut_a_route_short(store: PrefixStore) -> None:
+    ids = top_node(store).payload.routes.topk_ids
+    ids[1] = ids[1][:-1]
+
+
+def lose_a_token(store: PrefixStore) -> None:
+    del top_node(store).edge[-4:]
 
 
 def tear_kv(store: PrefixStore) -> None:
@@ -72,6 +81,8 @@ def forget_a_candidate(store: PrefixStore) -> None:
     [
         (miscount_leases, "leases at 0 are off"),
         (lose_a_route, "a block without routes"),
+        (cut_a_route_short, "routes of a wrong length"),
+        (lose_a_token, "an edge's size"),
         (tear_kv, "KV below a gap"),
         (hold_a_block_twice, "held twice"),
         (take_a_free_block, "blocks of the tree leaked"),

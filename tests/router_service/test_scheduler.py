@@ -119,7 +119,7 @@ def _routes_of(chunk: ScheduledChunk) -> ExpertRoutes:
     end = chunk.first_position + chunk.num_tokens
     num_blocks = -(-end // BLOCK_SIZE)
     token_ids = np.concatenate([chunk.request.token_ids, np.zeros(BLOCK_SIZE, np.int32)])
-    whole = ExpertRoutes.concatenate(gates(token_ids, 0, num_blocks), SHAPE)
+    whole = gates(token_ids, 0, num_blocks)
     return whole.slice(chunk.first_position, end)
 
 

@@ -4,19 +4,15 @@ import numpy as np
 import pytest
 
 from cluster.errors import StoreError
-from cluster.routes import RouteShape
 from cluster.types import Namespace
-from prefix_store.radix_tree import BlockKeys, RadixTree
 from tests.prefix_store.builders import (
     BLOCK_SIZE,
     KV_BYTES_PER_BLOCK,
     NAMESPACE,
     branch,
-    finish,
     insert,
     make_store,
     tokens,
-    write,
 )
 
 B = BLOCK_SIZE
@@ -89,31 +85,16 @@ def test_a_namespace_goes_with_its_last_block() -> None:
     assert store.stats().num_nodes == 0
 
 
-class CountingKeys(BlockKeys):
-    """Counts how often a block is looked at."""
+@pytest.mark.parametrize("equal_blocks", [1, 2, 3, 5, 8, 13])
+def test_a_match_ends_inside_an_edge_where_the_tokens_begin_to_differ(equal_blocks: int) -> None:
+    store = make_store(num_ranks=1)
+    insert(store, tokens(13 * B))
+    prompt = branch(equal_blocks * B + B - 1, 14 * B)
 
-    num_reads = 0
+    match = store.match(NAMESPACE, prompt)
 
-    def __getitem__(self, block: int) -> bytes:
-        self.num_reads += 1
-        return super().__getitem__(block)
-
-
-def test_matching_100k_tokens_looks_at_each_block_at_most_twice() -> None:
-    store = make_store(num_ranks=1, num_kv_blocks=6250, shape=RouteShape(1, 1, 8), block_size=16)
-    prompt = tokens(100_000)
-    written = write(store, prompt, shape=RouteShape(1, 1, 8), block_size=16)
-    tree: RadixTree = store._tree
-    root = tree.root(NAMESPACE)
-    assert root is not None
-    keys = CountingKeys(prompt, 16)
-
-    path = tree.descend(root, keys, len(keys))
-
-    assert sum(part.num_blocks for part in path) == 6250
-    assert keys.num_reads <= 2 * 6250
-    assert store.stats().num_nodes == 1
-    finish(store, written)
+    assert match.num_route_tokens == equal_blocks * B
+    assert match.num_kv_tokens == (equal_blocks * B,)
 
 
 def test_token_ids_of_another_dtype_are_refused() -> None:

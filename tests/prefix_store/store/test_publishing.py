@@ -56,8 +56,7 @@ def test_other_ids_make_this_block_and_all_later_ones_private() -> None:
     store = make_store()
     sequence = tokens(4 * B)
     insert(store, sequence[: 3 * B])
-    routes = gates(sequence, 0, 4)
-    routes[1] = gate(sequence[: 2 * B], variant=1)
+    routes = gates(sequence, 0, 4, variants=frozenset({1}))
 
     written = write(store, sequence, rank=RANK1, routes=routes)
 
@@ -76,7 +75,7 @@ def test_nothing_is_added_after_a_conflict_even_if_others_fill_the_gap() -> None
     lease = store.acquire(NAMESPACE, sequence, 2 * B)
     mine = store.allocate(RANK0, 2)
     assert mine is not None
-    own = [gate(sequence[:B], variant=1)]
+    own = gate(sequence[:B], variant=1)
     assert store.publish(lease, RANK0, sequence, 0, mine[:1], own).conflict
     store.evict("all")
     write(store, sequence[:B])
@@ -126,8 +125,8 @@ def _publish_wrongly(store: PrefixStore, case: str) -> None:
     arguments = {
         "another sequence": (tokens(3 * B, first=7), block_ids, routes),
         "a partial block": (tokens(3 * B - 1), block_ids, routes),
-        "missing routes": (longer, block_ids, []),
-        "another model's routes": (longer, block_ids, [wide]),
+        "missing routes": (longer, block_ids, routes.slice(0, B - 1)),
+        "another model's routes": (longer, block_ids, wide),
         "a block of the tree": (longer, written.block_ids[:1], routes),
         "a free block": (longer, [BlockId(15)], routes),
     }
@@ -140,7 +139,7 @@ def _publish_wrongly(store: PrefixStore, case: str) -> None:
     [
         ("another sequence", "differ from those of the lease"),
         ("a partial block", "full blocks only"),
-        ("missing routes", "one each"),
+        ("missing routes", "the routes of every token"),
         ("another model's routes", "this model's are"),
         ("a block of the tree", "is the tree's"),
         ("a free block", "is free"),

@@ -4,13 +4,12 @@ import numpy as np
 import pytest
 
 from cluster.errors import StoreError
-from cluster.routes import ExpertRoutes, RouteShape
+from cluster.routes import RouteShape
 from tests.prefix_store.builders import (
     BLOCK_SIZE,
     NAMESPACE,
     RANK0,
     RANK1,
-    SHAPE,
     branch,
     finish,
     gate,
@@ -31,9 +30,9 @@ def test_routes_of_any_range_are_those_published(start: int, end: int) -> None:
     insert(store, branch(2 * B, B))  # splits the node
     lease = store.acquire(NAMESPACE, tokens(4 * B), 4 * B)
 
-    got = ExpertRoutes.concatenate(store.routes(lease, start, end), SHAPE)
+    got = store.routes(lease, start, end)
 
-    expected = ExpertRoutes.concatenate(gates(tokens(4 * B), 0, 4), SHAPE).slice(start, end)
+    expected = gates(tokens(4 * B), 0, 4).slice(start, end)
     assert np.array_equal(got.topk_ids, expected.topk_ids)
     assert np.array_equal(got.topk_weights, expected.topk_weights)
 
@@ -43,9 +42,9 @@ def test_routes_outlive_their_eviction_and_nobody_can_write_them() -> None:
     sequence = tokens(B)
     published = gates(sequence, 0, 1)
     finish(store, write(store, sequence, routes=published))
-    published[0].topk_ids[:] = 0
+    published.topk_ids[:] = 0
     lease = store.acquire(NAMESPACE, sequence, B)
-    (routes,) = store.routes(lease, 0, B)
+    routes = store.routes(lease, 0, B)
     store.release(lease)
 
     store.evict("all")
@@ -81,9 +80,9 @@ def test_ids_above_255_survive_for_models_with_more_than_256_experts() -> None:
     finish(store, write(store, sequence, shape=shape))
     lease = store.acquire(NAMESPACE, sequence, len(sequence))
 
-    routes = ExpertRoutes.concatenate(store.routes(lease, 0, len(sequence)), shape)
+    routes = store.routes(lease, 0, len(sequence))
 
     expected = gates(sequence, 0, len(sequence) // B, shape=shape)
     assert routes.topk_ids.dtype == np.uint16
     assert routes.topk_ids.max() > 255
-    assert np.array_equal(routes.topk_ids, np.concatenate([r.topk_ids for r in expected]))
+    assert np.array_equal(routes.topk_ids, expected.topk_ids)
