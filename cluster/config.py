@@ -70,6 +70,8 @@ class StoreSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """Per rank."""
     route_memory: str = "256MiB"
     """Per cell."""
+    score_memory: str = "64MiB"
+    """Per cell."""
     plan_memory: str = "64MiB"
     """Compiled plan fragments per rank."""
     route_replay: bool = True
@@ -161,4 +163,5 @@ def _check_ranges(config: Config) -> None:
             raise ConfigError(f"{name} = {value} is out of range: {low} to {high}")
     parse_size(store.kv_memory)
     parse_size(store.route_memory)
+    parse_size(store.score_memory)
     parse_size(store.plan_memory)

@@ -11,6 +11,7 @@ import numpy as np
 
 from cluster.dispatch_plan import ReceivePart, SendPart
 from cluster.model_spec import ComputeDtype
+from cluster.scores import ScoreColumns
 from cluster.types import DispatchMode, EvictTarget, FinishReason
 
 Int32Column = np.ndarray
@@ -25,7 +26,15 @@ class SamplingParams(msgspec.Struct, frozen=True):
     top_p: float
     seed: int | None
     stop_token_ids: tuple[int, ...]
-    """Ids that end the generation with finish_reason "stop": the end-of-sequence ids unless `ignore_eos`."""
+    """Ids that end the generation with finish_reason "stop": the end-of-sequence ids unless `ignore_eos`, and the
+    request's own."""
+    top_k: int | None = None
+    """At least 1; None: of all ids."""
+    min_p: float = 0.0
+    min_tokens: int = 0
+    """At most max_tokens. So many output tokens are none of `barred_token_ids`."""
+    barred_token_ids: tuple[int, ...] = ()
+    """Distinct, in range, and not the whole vocabulary."""
 
 
 # HTTP server -> engine
@@ -41,6 +50,13 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     return_routes: bool
     recompute_prompt: bool = False
     """The forward pass goes over every prompt token, also over those whose KV is there: it reads that and leaves it."""
+    score_prompt: bool = False
+    """Every prompt token but the first gets a score; what the store has of them is not computed again."""
+    num_top_logprobs: int = 1
+    """Most likely tokens that are listed with the score of an output token, at least 1."""
+    return_scores: bool = False
+    priority: int = 0
+    """Lower goes first, in the queue and when blocks run out; first come, first served among equals."""
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
@@ -119,6 +135,8 @@ class Completion(msgspec.Struct, frozen=True):
     topk_ids: np.ndarray | None
     """[prompt + output - 1, MoE layers, experts per token] uint8 or uint16 if `return_routes`, from position 0."""
     topk_weights: np.ndarray | None
+    prompt_scores: ScoreColumns | None = None
+    """[prompt - 1] of the tokens from the second on, with one alternative each, if `score_prompt`."""
 
 
 class OutputDelta(msgspec.Struct, frozen=True):
@@ -127,6 +145,8 @@ class OutputDelta(msgspec.Struct, frozen=True):
     request_id: str
     token_ids: list[int]
     completion: Completion | None
+    scores: ScoreColumns | None = None
+    """Of `token_ids`, if `return_scores`."""
 
 
 class OutputBatch(msgspec.Struct, frozen=True, tag=True):
@@ -207,6 +227,13 @@ class SequenceStart(msgspec.Struct, frozen=True, tag=True):
     temperature: float
     top_p: float
     seed: int
+    top_k: int | None = None
+    min_p: float = 0.0
+    barred_token_ids: tuple[int, ...] = ()
+    """Not sampled for a position before `barred_before`."""
+    barred_before: int = 0
+    num_top_logprobs: int = 1
+    """Most likely tokens that are listed with every score, at least 1."""
 
 
 class SequenceEnd(msgspec.Struct, frozen=True, tag=True):
@@ -259,6 +286,10 @@ class StepDescriptor(msgspec.Struct, frozen=True, tag=True):
     """[sum of fragment_lens] acknowledged by every rank; together they cover the chunk's tokens in order"""
     evicted_fragment_ids: Int32Column
     """[any] not named from this step on"""
+    score_lens: Int32Column
+    """[S] first tokens of the chunk for which the score of the token after is asked"""
+    score_target_ids: Int32Column
+    """[sum of score_lens] the tokens after them"""
 
 
 class PlanPart(msgspec.Struct, frozen=True, tag=True):
@@ -349,6 +380,8 @@ class StepResult(msgspec.Struct, frozen=True, tag=True):
     """[MoE layers, local experts] rows that this rank's experts served; int32"""
     sent: SentTraffic
     """By the exchanges of this step, planned or not."""
+    scores: ScoreColumns
+    """Of `token_ids`."""
     timings: StepTimings
 
 
@@ -364,6 +397,18 @@ class WorkerFailed(msgspec.Struct, frozen=True, tag=True):
 ToEngineFromWorker = WorkerReady | PlansHeld | StepResult | WorkerFailed
 
 
+class ScoreFrame(msgspec.Struct, frozen=True, tag=True):
+    """Scores that chunks of one step asked for, chunk after chunk in the descriptor's order. Second socket."""
+
+    rank: int
+    step_id: int
+    seq_ids: Int32Column
+    """[C]"""
+    num_tokens: Int32Column
+    """[C]"""
+    scores: ScoreColumns
+
+
 class RouteFrame(msgspec.Struct, frozen=True, tag=True):
     """Routes that one rank's gate chose in one step, chunk after chunk in the descriptor's order. Second socket."""
 
@@ -377,3 +422,7 @@ class RouteFrame(msgspec.Struct, frozen=True, tag=True):
     """[sum of num_tokens, L, K] uint8 or uint16, sorted by id"""
     topk_weights: np.ndarray
     """same shape"""
+
+
+LateFrame = RouteFrame | ScoreFrame
+"""What follows a step's result on the second socket: for a large model it is megabytes."""

@@ -4,6 +4,8 @@ HTTP servers fetch the rendered text. The registry is passed in.
 Labels have few values, none of them comes from a user.
 """
 
+from typing import get_args
+
 from prometheus_client import (
     CollectorRegistry,
     Counter,
@@ -12,6 +14,8 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
+
+from cluster.types import StorePart
 
 _LATENCY_BUCKETS = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
@@ -25,7 +29,7 @@ class Metrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # a `_created` series beside each counter helps nobody here
         self._registry = registry
-        self._evictions_seen = {"kv": 0, "routes": 0}
+        self._evictions_seen = dict.fromkeys(get_args(StorePart), 0)
         self._declare_requests()
         self._declare_steps()
         self._declare_store()
@@ -135,7 +139,7 @@ class Metrics:
         self.prefix_store_evictions = self._counter(
             "prefix_store_evictions_total", "Blocks whose part was evicted", ("part",)
         )
-        for part in ("kv", "routes"):
+        for part in get_args(StorePart):
             self.prefix_store_bytes.labels(part)
             self.prefix_store_evictions.labels(part)
         self.kv_blocks_free = self._gauge("kv_blocks_free", "Free KV blocks", ("rank",))
@@ -143,9 +147,9 @@ class Metrics:
             "kv_blocks_used", "KV blocks held by requests or the store", ("rank",)
         )
 
-    def set_evictions(self, *, kv: int, routes: int) -> None:
+    def set_evictions(self, totals: dict[StorePart, int]) -> None:
         """Brings the eviction counters up to totals that the store keeps."""
-        for part, total in (("kv", kv), ("routes", routes)):
+        for part, total in totals.items():
             counter = self.prefix_store_evictions.labels(part)
             counter.inc(total - self._evictions_seen[part])
             self._evictions_seen[part] = total

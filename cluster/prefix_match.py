@@ -68,7 +68,10 @@ class StoreStats:
     """Blocks of the tree that leases protect, over all ranks."""
     kv_bytes: int
     route_bytes: int
+    score_bytes: int
     kv_blocks_evicted: int
     """Since start."""
     route_blocks_evicted: int
+    """Since start."""
+    score_blocks_evicted: int
     """Since start."""

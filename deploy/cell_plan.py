@@ -25,6 +25,7 @@ class CellPlan:
     num_kv_blocks: int
     max_model_len: int
     route_budget_bytes: int
+    score_budget_bytes: int
     checkpoint_bytes: int
     weight_bytes_per_rank: int
     """Replicated weights and the rank's experts, as they are held (every rank has as many experts)."""

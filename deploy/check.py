@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from cluster.scores import SCORE_BYTES
 from deploy.cell_plan import CellPlan
 
 
@@ -31,6 +32,8 @@ def describe(plan: CellPlan) -> dict[str, Any]:
         "route_bytes_per_token": routes,
         "route_to_kv_ratio": round(routes / kv, 4),
         "route_budget_bytes": plan.route_budget_bytes,
+        "score_bytes_per_token": SCORE_BYTES,
+        "score_budget_bytes": plan.score_budget_bytes,
     }
 
 

@@ -54,6 +54,7 @@ def plan_cell(config: Config) -> CellPlan:
         num_kv_blocks=num_kv_blocks,
         max_model_len=_max_model_len(config, spec, num_kv_blocks),
         route_budget_bytes=_route_budget(config, spec, ep_size * num_kv_blocks),
+        score_budget_bytes=parse_size(config.store.score_memory),
         exchange_timeout_seconds=config.cell.exchange_timeout_seconds,
         warnings=tuple(
             filter(None, (text.defaults.warning, _cut_context(config, spec, num_kv_blocks)))

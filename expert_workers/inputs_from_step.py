@@ -43,6 +43,7 @@ class Chunk:
     With fragment_ids it is planned, with a route_id its routes are replayed through a negotiated dispatch, with neither
     the gate chooses. The KV of its first `num_suppressed` tokens is there already.
 
+    score_target_ids: [n] of the first n tokens of the chunk the score of this next token is asked
     input_ids: [num_tokens]; block_table: [blocks from position 0]
     """
 
@@ -53,6 +54,7 @@ class Chunk:
     fragment_ids: tuple[int, ...]
     samples: bool
     num_suppressed: int
+    score_target_ids: Int32Array
     input_ids: Int32Array
     block_table: Int32Array
 
@@ -77,14 +79,17 @@ def check_step(step: StepDescriptor, limits: StepLimits) -> None:
     _check_range(step, "num_tokens", step.num_tokens, 1, 2**31)
     _check_range(step, "samples", step.samples, 0, 2)
     _check_range(step, "num_suppressed", step.num_suppressed, 0, 2**31)
+    _check_range(step, "score_lens", step.score_lens, 0, 2**31)
     _check_range(step, "first_positions", step.first_positions, 0, limits.max_position_embeddings)
     _check_range(step, "block_table_lens", step.block_table_lens, 1, 2**31)
     _check_range(step, "fragment_lens", step.fragment_lens, 0, 2**31)
     _check_sums(step)
     _check_order(step)
-    _check_suppressed(step)
+    _check_not_longer(step, "num_suppressed", step.num_suppressed)
+    _check_not_longer(step, "score_lens", step.score_lens)
     _check_fragments(step)
     _check_range(step, "input_ids", step.input_ids, 0, limits.vocab_size)
+    _check_range(step, "score_target_ids", step.score_target_ids, 0, limits.vocab_size)
     _check_range(step, "block_tables", step.block_tables, 0, limits.num_kv_blocks)
     ends = step.first_positions.astype(np.int64) + step.num_tokens
     _check_range(step, "last positions", ends - 1, 0, limits.max_position_embeddings)
@@ -102,6 +107,7 @@ def chunks_of_rank(step: StepDescriptor, rank: int) -> list[Chunk]:
     token_starts = _starts(step.num_tokens)
     block_starts = _starts(step.block_table_lens)
     fragment_starts = _starts(step.fragment_lens)
+    score_starts = _starts(step.score_lens)
     return [
         Chunk(
             index=int(i),
@@ -113,6 +119,7 @@ def chunks_of_rank(step: StepDescriptor, rank: int) -> list[Chunk]:
             ),
             samples=bool(step.samples[i]),
             num_suppressed=int(step.num_suppressed[i]),
+            score_target_ids=step.score_target_ids[score_starts[i] : score_starts[i + 1]],
             input_ids=step.input_ids[token_starts[i] : token_starts[i + 1]],
             block_table=step.block_tables[block_starts[i] : block_starts[i + 1]],
         )
@@ -239,6 +246,7 @@ def _check_columns(step: StepDescriptor) -> None:
         "route_ids": step.route_ids,
         "samples": step.samples,
         "num_suppressed": step.num_suppressed,
+        "score_lens": step.score_lens,
         "block_table_lens": step.block_table_lens,
         "fragment_lens": step.fragment_lens,
     }
@@ -247,6 +255,7 @@ def _check_columns(step: StepDescriptor) -> None:
         "block_tables": step.block_tables,
         "fragment_ids": step.fragment_ids,
         "evicted_fragment_ids": step.evicted_fragment_ids,
+        "score_target_ids": step.score_target_ids,
     }
     for name, column in (per_chunk | flat).items():
         if column.dtype != np.int32 or column.ndim != 1:
@@ -265,6 +274,7 @@ def _check_sums(step: StepDescriptor) -> None:
         ("input_ids", step.num_tokens, step.input_ids),
         ("block_tables", step.block_table_lens, step.block_tables),
         ("fragment_ids", step.fragment_lens, step.fragment_ids),
+        ("score_target_ids", step.score_lens, step.score_target_ids),
     ):
         total = int(lengths.sum(dtype=np.int64))
         if total != len(column):
@@ -280,13 +290,13 @@ def _check_order(step: StepDescriptor) -> None:
         )
 
 
-def _check_suppressed(step: StepDescriptor) -> None:
-    too_many = step.num_suppressed > step.num_tokens
+def _check_not_longer(step: StepDescriptor, name: str, counts: Int32Array) -> None:
+    too_many = counts > step.num_tokens
     if too_many.any():
         chunk = int(np.argmax(too_many))
         raise StepRefusedError(
-            f"step {step.step_id}: seq {step.seq_ids[chunk]} suppresses the KV of "
-            f"{step.num_suppressed[chunk]} tokens, its chunk has {step.num_tokens[chunk]}"
+            f"step {step.step_id}: seq {step.seq_ids[chunk]} has {name} {counts[chunk]}, "
+            f"its chunk has {step.num_tokens[chunk]} tokens"
         )
 
 

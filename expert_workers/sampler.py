@@ -1,4 +1,8 @@
-"""The next token from logits: greedy, or temperature and top-p with a random number that only the row's key decides.
+"""The next token from logits: greedy, or drawn with a random number that only the row's key decides.
+
+Of a row's ids go, in vLLM's order: those that are barred (greedy too); then, of the distribution at its temperature,
+those below min_p times the largest probability, all but the top_k most likely, and those beyond the mass top_p of what
+is left. One is drawn from the rest.
 
 A row's token depends on its logits, its parameters and its key (seed, choice, position) and on nothing else: not on
 its neighbours, not on how the prompt was cut into chunks, not on how often the step is issued.
@@ -6,6 +10,7 @@ its neighbours, not on how the prompt was cut into chunks, not on how often the 
 Letters: S rows, V vocabulary.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,9 +21,11 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class RowSampling:
-    """How one row is drawn. temperature 0 is greedy; 0 < top_p ≤ 1; seed: any int of 64 bits.
+    """How one row is drawn. temperature 0 is greedy; 0 < top_p ≤ 1; seed: any int of 64 bits; top_k ≥ 1, None: of all
+    ids; 0 ≤ min_p ≤ 1.
 
     position: of the sampled token in its sequence
+    barred_token_ids: not sampled; distinct, in range and not the whole vocabulary
     """
 
     temperature: float
@@ -26,6 +33,9 @@ class RowSampling:
     seed: int
     choice: int
     position: int
+    top_k: int | None = None
+    min_p: float = 0.0
+    barred_token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -41,6 +51,7 @@ def sample(logits: Tensor, rows: Sequence[RowSampling]) -> DrawnTokens:
     if not rows:
         return DrawnTokens([], [])
     poisoned = ~torch.isfinite(logits).all(dim=-1)
+    logits = _without_barred(logits, rows)
     token_ids = torch.argmax(logits, dim=-1)  # the first of equal maxima, so the lowest id
     for index, row in enumerate(rows):
         if row.temperature > 0:
@@ -55,14 +66,27 @@ def uniform(seed: int, choice: int, position: int) -> float:
     return float(int(generator.random_raw()) >> 11) * 2.0**-53
 
 
+def _without_barred(logits: Tensor, rows: Sequence[RowSampling]) -> Tensor:
+    """logits: [S, V], which stay as they are. The same with −inf where an id is barred."""
+    places = [(index, i) for index, row in enumerate(rows) for i in row.barred_token_ids]
+    if not places:
+        return logits
+    row_indices, ids = torch.tensor(places, device=logits.device).T
+    return logits.index_put((row_indices, ids), logits.new_tensor(-math.inf))
+
+
 def _draw(logits: Tensor, row: RowSampling) -> Tensor:
     """logits: [V]. One id, [] int64, by inverse CDF over the truncated distribution, in float64.
 
-    Ids are ordered by falling probability, equal ones by rising id. Kept is the smallest set whose mass reaches
-    top_p: every id before which the mass is still below it.
+    Ids are ordered by falling probability, equal ones by rising id, so top_k keeps exactly k of them. For top_p the
+    smallest set is kept whose mass reaches it: every id before which the mass is still below it.
     """
     wide = logits.to(torch.float64)
     ordered, ids = torch.sort((wide - wide.max()) / row.temperature, descending=True, stable=True)
+    if row.min_p > 0:
+        ordered = ordered.masked_fill(ordered < math.log(row.min_p), -math.inf)
+    if row.top_k is not None:
+        ordered[row.top_k :] = -math.inf
     shares = torch.softmax(ordered, dim=-1)
     mass = torch.cumsum(shares, dim=-1)
     kept = (shares > 0) & ((mass - shares < row.top_p) | (row.top_p >= 1.0))

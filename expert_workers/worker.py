@@ -7,12 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from cluster.messages import (
     CellIdentity,
     PlanPart,
     RouteChunk,
     RouteFrame,
+    ScoreFrame,
     SentTraffic,
     SequenceStart,
     StepDescriptor,
@@ -21,6 +23,7 @@ from cluster.messages import (
 )
 from cluster.model_spec import ModelSpec
 from cluster.routes import ExpertRoutes
+from cluster.scores import ScoreColumns
 from expert_workers.dispatch.load import LoadCountingDispatcher
 from expert_workers.dispatch.planned import PlannedStep
 from expert_workers.ep_group import EpGroup
@@ -39,18 +42,22 @@ from expert_workers.model.transformer import Transformer
 from expert_workers.plan_cache import PlanCache
 from expert_workers.route_recorder import StepRoutes
 from expert_workers.sampler import DrawnTokens, RowSampling, sample
+from expert_workers.scoring import joined, score
 from expert_workers.stopwatch import Stopwatch
 
+SCORED_ROWS = 256
+"""Rows of logits that exist together when a prompt is scored: with 150,000 tokens in the vocabulary, 150 MB."""
 LEADING_CHOICE = 0
 """A request has one choice; its number is part of the sampler's key."""
 
 
 @dataclass(frozen=True)
 class StepOutcome:
-    """`routes` is None when no token of this rank went through a gate."""
+    """`routes` is None when no token of this rank went through a gate, `scores` when no chunk asked for some."""
 
     result: StepResult
     routes: RouteFrame | None
+    scores: ScoreFrame | None
 
 
 @dataclass(frozen=True)
@@ -64,6 +71,11 @@ class _StepWork:
     planned: PlannedStep | None
     sampled: list[Chunk]
     rows: list[RowSampling]
+
+    @property
+    def chunks(self) -> list[Chunk]:
+        """In the order of the step's tokens on this rank."""
+        return [*self.gate_chunks, *self.replay_chunks, *self.planned_chunks]
 
 
 class ExpertWorker:
@@ -132,15 +144,18 @@ class ExpertWorker:
             work.gate_chunks, work.replay_chunks, work.replayed, work.planned_chunks
         )
         step_routes = StepRoutes(inputs, self._spec.route_shape, self._stopwatch)
-        logits = self._transformer.forward(
+        hidden = self._transformer.hidden(
             inputs, self.kv_pool, step_routes, self._dispatcher, self._stopwatch, work.planned
         )
+        logits = self._transformer.logits(hidden.index_select(0, inputs.last_token_indices))
         drawn = sample(logits, work.rows)
+        scores = self._score_frame(step, work, hidden)
         forward_seconds = time.perf_counter() - started
         poisoned = _poisoned_seq_ids(work, step_routes.poisoned_tokens().numpy(), drawn)
         return StepOutcome(
-            result=self._result(step, work, drawn, poisoned, forward_seconds),
+            result=self._result(step, work, logits, drawn, poisoned, forward_seconds),
             routes=self._route_frame(step, work, step_routes),
+            scores=scores,
         )
 
     def close(self) -> None:
@@ -159,6 +174,7 @@ class ExpertWorker:
         planned_chunks = [c for c in chunks if c.fragment_ids]
         replay_chunks = [c for c in chunks if not c.fragment_ids and c.route_id is not None]
         gate_chunks = [c for c in chunks if not c.fragment_ids and c.route_id is None]
+        self._require_known(step, [c for c in chunks if c.samples or len(c.score_target_ids)])
         sampled = [c for c in (*gate_chunks, *replay_chunks, *planned_chunks) if c.samples]
         self._plans.evict(step.evicted_fragment_ids.tolist())
         return _StepWork(
@@ -174,7 +190,7 @@ class ExpertWorker:
                 [self._routes_of(step, chunk) for chunk in replay_chunks], self._spec.route_shape
             ),
             sampled=sampled,
-            rows=[self._row_sampling(step, chunk) for chunk in sampled],
+            rows=[self._row_sampling(chunk) for chunk in sampled],
         )
 
     def _routes_of(self, step: StepDescriptor, chunk: Chunk) -> ExpertRoutes:
@@ -203,44 +219,53 @@ class ExpertWorker:
             )
         return ExpertRoutes(ids, weights)
 
-    def _row_sampling(self, step: StepDescriptor, chunk: Chunk) -> RowSampling:
-        start = self._sequences.get(chunk.seq_id)
-        if start is None:
-            raise StepRefusedError(
-                f"step {step.step_id} samples for seq {chunk.seq_id}, "
-                f"which rank {self.rank} was never told of"
-            )
+    def _require_known(self, step: StepDescriptor, chunks: Sequence[Chunk]) -> None:
+        for chunk in chunks:
+            if chunk.seq_id not in self._sequences:
+                raise StepRefusedError(
+                    f"step {step.step_id} samples or scores seq {chunk.seq_id}, "
+                    f"which rank {self.rank} was never told of"
+                )
+
+    def _row_sampling(self, chunk: Chunk) -> RowSampling:
+        start = self._sequences[chunk.seq_id]
         return RowSampling(
             temperature=start.temperature,
             top_p=start.top_p,
             seed=start.seed,
             choice=LEADING_CHOICE,
             position=chunk.end_position,
+            top_k=start.top_k,
+            min_p=start.min_p,
+            barred_token_ids=start.barred_token_ids
+            if chunk.end_position < start.barred_before
+            else (),
         )
 
     def _result(
         self,
         step: StepDescriptor,
         work: _StepWork,
+        logits: Tensor,
         drawn: DrawnTokens,
         poisoned: list[int],
         forward_seconds: float,
     ) -> StepResult:
         """Poisoned sequences have no token: none would mean anything."""
-        answers = sorted(
-            (chunk.index, chunk.seq_id, token_id)
-            for chunk, token_id in zip(work.sampled, drawn.token_ids, strict=True)
-            if chunk.seq_id not in poisoned
-        )
+        rows = [r for r, chunk in enumerate(work.sampled) if chunk.seq_id not in poisoned]
+        rows.sort(key=lambda row: work.sampled[row].index)
+        seq_ids = [work.sampled[row].seq_id for row in rows]
+        token_ids = [drawn.token_ids[row] for row in rows]
         return StepResult(
             rank=self.rank,
             step_id=step.step_id,
-            seq_ids=[seq_id for _, seq_id, _ in answers],
-            token_ids=[token_id for _, _, token_id in answers],
+            seq_ids=seq_ids,
+            token_ids=token_ids,
             poisoned_seq_ids=poisoned,
             gate_tokens=sum(c.num_tokens for c in work.gate_chunks),
             expert_load=self._expert_load(work.planned),
             sent=SentTraffic(0, 0) if self._group is None else self._group.exchange.take(),
+            scores=score(logits[rows], token_ids, list(map(self._num_top_logprobs, seq_ids))),
             timings=StepTimings(
                 forward=forward_seconds,
                 attention=self._stopwatch.seconds("attention"),
@@ -250,6 +275,42 @@ class ExpertWorker:
                 combine=self._stopwatch.seconds("combine"),
             ),
         )
+
+    def _num_top_logprobs(self, seq_id: int) -> int:
+        return self._sequences[seq_id].num_top_logprobs
+
+    def _score_frame(
+        self, step: StepDescriptor, work: _StepWork, hidden: Tensor
+    ) -> ScoreFrame | None:
+        """hidden: [T, H], chunks as `_StepWork` has them."""
+        parts, chunks, start = [], [], 0
+        for chunk in work.chunks:
+            if len(chunk.score_target_ids):
+                parts.append((chunk.index, self._scores(chunk, hidden[start:])))
+                chunks.append(chunk)
+            start += chunk.num_tokens
+        if not chunks:
+            return None
+        chunks.sort(key=lambda chunk: chunk.index)
+        parts.sort(key=lambda part: part[0])
+        return ScoreFrame(
+            rank=self.rank,
+            step_id=step.step_id,
+            seq_ids=np.array([c.seq_id for c in chunks], np.int32),
+            num_tokens=np.array([len(c.score_target_ids) for c in chunks], np.int32),
+            scores=joined([scores for _, scores in parts]),
+        )
+
+    def _scores(self, chunk: Chunk, hidden: Tensor) -> ScoreColumns:
+        """hidden: rows of the chunk's tokens first."""
+        targets = chunk.score_target_ids.tolist()
+        num_top = self._num_top_logprobs(chunk.seq_id)
+        parts = []
+        for start in range(0, len(targets), SCORED_ROWS):
+            asked = targets[start : start + SCORED_ROWS]
+            logits = self._transformer.logits(hidden[start : start + len(asked)])
+            parts.append(score(logits, asked, [num_top] * len(asked)))
+        return joined(parts)
 
     def _expert_load(self, planned: PlannedStep | None) -> npt.NDArray[np.int32]:
         """[MoE layers, local experts] rows that went through them, planned or not."""

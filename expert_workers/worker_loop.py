@@ -100,5 +100,6 @@ class _WorkerLoop:
         self._step_id = step.step_id
         outcome = self._worker.execute(step)
         self._engine.send(encode(outcome.result))
-        if outcome.routes is not None:
-            self._routes.send(encode(outcome.routes))
+        for frame in (outcome.routes, outcome.scores):
+            if frame is not None:
+                self._routes.send(encode(frame))

@@ -33,6 +33,12 @@ def route_eviction_stamp(node: RadixNode) -> int | None:
     return payload.route_stamp
 
 
+def score_eviction_stamp(node: RadixNode) -> int | None:
+    """Last use of the node if it has scores that may go now, else None. Nothing depends on them."""
+    payload = node.payload
+    return None if node.num_leases or not payload.scores else payload.route_stamp
+
+
 def oldest_by_scan(items: Iterable[T], stamp_of: Callable[[T], int | None]) -> T | None:
     """The plain twin of LruQueue.oldest."""
     stamped = [(stamp, item) for item in items if (stamp := stamp_of(item)) is not None]

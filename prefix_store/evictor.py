@@ -4,7 +4,12 @@ from functools import partial
 
 from cluster.types import Rank
 from prefix_store.block_pool import BlockPool
-from prefix_store.eviction import LruQueue, kv_eviction_stamp, route_eviction_stamp
+from prefix_store.eviction import (
+    LruQueue,
+    kv_eviction_stamp,
+    route_eviction_stamp,
+    score_eviction_stamp,
+)
 from prefix_store.radix_tree import RadixNode, RadixTree
 from prefix_store.size_account import SizeAccount
 
@@ -23,14 +28,17 @@ class Evictor:
         ranks = [Rank(rank) for rank in range(len(pools))]
         self.kv_queues = [LruQueue(partial(kv_eviction_stamp, rank=rank)) for rank in ranks]
         self.route_queue = LruQueue(route_eviction_stamp)
+        self.score_queue = LruQueue(score_eviction_stamp)
         self.kv_blocks_evicted = 0
         """Since start, like the next."""
         self.route_blocks_evicted = 0
+        self.score_blocks_evicted = 0
 
     def offer(self, node: RadixNode) -> None:
         for rank in node.payload.kv:
             self.kv_queues[rank].offer(node)
         self.route_queue.offer(node)
+        self.score_queue.offer(node)
 
     def evict_oldest_kv(self, rank: Rank, num_blocks: int) -> None:
         """So many KV blocks of this rank, none if negative; the caller knows that they exist."""
@@ -50,6 +58,15 @@ class Evictor:
                 return num_blocks - excess
             self.evict_routes(leaf, excess)
         return num_blocks
+
+    def make_score_room(self, max_score_blocks: int) -> bool:
+        """Evicts scores until so many blocks are left; False if the rest is leased."""
+        while self._account.scores.stored > max_score_blocks:
+            node = self.score_queue.oldest()
+            if node is None:
+                return False
+            self.evict_scores(node, 1)
+        return True
 
     def evict_kv(self, node: RadixNode, rank: Rank, num_blocks: int) -> int:
         """Up to so many KV blocks from the node's end; no child has any on this rank. Returns how many."""
@@ -72,6 +89,8 @@ class Evictor:
         payload, parent = leaf.payload, leaf.parent
         assert parent is not None
         count = min(num_blocks, len(payload.routes) - payload.num_blocks_with_kv)
+        end = len(payload.routes) - count
+        self._drop_scores(leaf, [block for block in payload.scores if block >= end])
         self._tree.remove_tail(leaf, count)
         self._account.routes.unleased -= count
         self.route_blocks_evicted += count
@@ -79,6 +98,18 @@ class Evictor:
             self.route_queue.offer(parent)
             self._tree.drop_if_empty(leaf.namespace)
         return count
+
+    def evict_scores(self, node: RadixNode, num_blocks: int) -> int:
+        """Of up to so many blocks of an unleased node, the last ones. Returns of how many."""
+        blocks = sorted(node.payload.scores)[-num_blocks:]
+        self._drop_scores(node, blocks)
+        return len(blocks)
+
+    def _drop_scores(self, node: RadixNode, blocks: list[int]) -> None:
+        for block in blocks:
+            del node.payload.scores[block]
+        self._account.scores.unleased -= len(blocks)
+        self.score_blocks_evicted += len(blocks)
 
     def _forget_rank(self, node: RadixNode, rank: Rank) -> None:
         """The node has no KV on this rank any more: its parent may be next."""

@@ -11,7 +11,9 @@ from prefix_store.eviction import (
     kv_eviction_stamp,
     oldest_by_scan,
     route_eviction_stamp,
+    score_eviction_stamp,
 )
+from prefix_store.evictor import Evictor
 from prefix_store.radix_tree import RadixNode, RadixTree
 from prefix_store.size_account import SizeAccount
 
@@ -61,6 +63,15 @@ class InvariantCheck:
             for part in (routes.topk_ids, routes.topk_weights):
                 self.require(len(part) == node.num_blocks, f"{at}: a block without routes")
                 self.require(len(set(map(len, part))) == 1, f"{at}: routes of a wrong length")
+
+    def scores(self) -> None:
+        """Only of blocks that the node has, of whole blocks, and never of no token."""
+        for node in self._nodes:
+            at = f"node at block {node.first_block}"
+            for block, record in node.payload.scores.items():
+                self.require(0 <= block < node.num_blocks, f"{at}: scores of no block")
+                self.require(record.num_tokens == self._block_size, f"{at}: scores of a part")
+                self.require(bool(record.known.any()), f"{at}: scores of no token")
 
     def kv_is_contiguous(self) -> None:
         """kv[rank] is a prefix of a node's blocks, and only below a parent that has all of its own."""
@@ -126,12 +137,16 @@ class InvariantCheck:
         counts = [sum(len(n.payload.routes) for n in nodes) for nodes in (leased, unleased)]
         routes = account.routes
         self.require([routes.leased, routes.unleased] == counts, "the route account is off")
+        counts = [sum(len(n.payload.scores) for n in nodes) for nodes in (leased, unleased)]
+        scores = account.scores
+        self.require([scores.leased, scores.unleased] == counts, "the score account is off")
 
-    def queues(self, kv_queues: list[LruQueue[RadixNode]], routes: LruQueue[RadixNode]) -> None:
+    def queues(self, evictor: Evictor) -> None:
         """Each queue finds every candidate, and names the one that a scan would."""
-        for rank, queue in enumerate(kv_queues):
+        for rank, queue in enumerate(evictor.kv_queues):
             self._queue(queue, partial(kv_eviction_stamp, rank=Rank(rank)), f"KV queue {rank}")
-        self._queue(routes, route_eviction_stamp, "route queue")
+        self._queue(evictor.route_queue, route_eviction_stamp, "route queue")
+        self._queue(evictor.score_queue, score_eviction_stamp, "score queue")
 
     def _queue(
         self, queue: LruQueue[RadixNode], stamp_of: Callable[[RadixNode], int | None], name: str

@@ -1,7 +1,8 @@
-"""What a tree node carries for its blocks: routes of every block, KV block ids per rank. No keys, no leases."""
+"""What a tree node carries for its blocks: routes of every block, KV block ids per rank, scores. No keys, no leases."""
 
 from dataclasses import dataclass, field
 
+from cluster.scores import TokenScores
 from cluster.types import BlockId, Rank
 from prefix_store.packed_routes import PackedRoutes
 
@@ -14,6 +15,7 @@ class NodePayload:
         routes   [r0] [r1] [r2] [r3]     every block, always
         kv[0]    [17] [ 4] [ 9]          a prefix of the blocks
         kv[1]    [ 2]                    a rank without KV has no entry
+        scores   [s0]  -   [s2]  -       any of the blocks, also for some of a block's tokens
 
     What every block has grows in `add_blocks` and is cut in `take_head` and `drop_tail`, nowhere else.
     Stamps are logical times of the last use, one per part (and rank); larger is later.
@@ -23,6 +25,8 @@ class NodePayload:
     routes: PackedRoutes = field(default_factory=PackedRoutes)
     kv: dict[Rank, list[BlockId]] = field(default_factory=dict)
     kv_stamps: dict[Rank, int] = field(default_factory=dict)
+    scores: dict[int, TokenScores] = field(default_factory=dict)
+    """By block of the node."""
 
     def num_kv_blocks(self, rank: Rank) -> int:
         return len(self.kv.get(rank, ()))
@@ -49,4 +53,15 @@ class NodePayload:
             del block_ids[:num_blocks]
             if not block_ids:
                 del self.kv[rank], self.kv_stamps[rank]
+        scores, self.scores = self.scores, {}
+        for block, record in scores.items():
+            part, place = (head, block) if block < num_blocks else (self, block - num_blocks)
+            part.scores[place] = record
         return head
+
+    def score_of(self, block: int, block_size: int) -> TokenScores:
+        """Of one block, made if there is none yet."""
+        record = self.scores.get(block)
+        if record is None:
+            record = self.scores[block] = TokenScores.unknown(block_size)
+        return record

@@ -21,21 +21,24 @@ class PartAccount:
 
 
 class SizeAccount:
-    """Accounts of a store: KV per rank, routes. New blocks enter leased; only unleased ones leave."""
+    """Accounts of a store: KV per rank, routes, scores. New blocks enter leased; only unleased ones leave."""
 
     def __init__(self, num_ranks: int) -> None:
         self.kv = [PartAccount() for _ in range(num_ranks)]
         self.routes = PartAccount()
+        self.scores = PartAccount()
 
     def node_leased(self, payload: NodePayload) -> None:
         """A node got its first lease."""
         self.routes.lease(len(payload.routes))
+        self.scores.lease(len(payload.scores))
         for rank, block_ids in payload.kv.items():
             self.kv[rank].lease(len(block_ids))
 
     def node_unleased(self, payload: NodePayload) -> None:
         """A node lost its last lease."""
         self.routes.lease(-len(payload.routes))
+        self.scores.lease(-len(payload.scores))
         for rank, block_ids in payload.kv.items():
             self.kv[rank].lease(-len(block_ids))
 

@@ -1,4 +1,4 @@
-"""The joint prefix store: one radix tree in which KV blocks and expert routes of a prefix live, are leased and evicted.
+"""The joint prefix store: one radix tree in which KV blocks, expert routes and scores live, are leased and evicted.
 
 Ties tree, pools and eviction together. Single writer: the engine. Time is a counter of uses, never a clock.
 """
@@ -16,6 +16,7 @@ from cluster.prefix_match import (
     StoreStats,
 )
 from cluster.routes import ExpertRoutes, RouteShape
+from cluster.scores import SCORE_BYTES, TokenScores
 from cluster.types import BlockId, EvictTarget, Namespace, Rank
 from prefix_store.block_pool import BlockPool
 from prefix_store.evictor import Evictor
@@ -31,7 +32,7 @@ TokenIds = npt.NDArray[np.int32]
 
 
 class PrefixStore:
-    """Owner of all KV block ids of a cell and of every route record.
+    """Owner of all KV block ids of a cell and of every route and score record.
 
     A prefix of one namespace, in blocks (B tokens each), on one rank:
 
@@ -51,14 +52,17 @@ class PrefixStore:
         block_size: int,
         route_shape: RouteShape,
         route_budget_bytes: int,
+        score_budget_bytes: int,
         kv_bytes_per_block: int,
     ) -> None:
-        """num_kv_blocks is per rank, route_budget_bytes for the cell. Raises ConfigError if routes of all KV that the
-        ranks can hold would not fit: then KV would have to go for want of routes."""
+        """num_kv_blocks is per rank, the budgets of routes and scores are the cell's. Raises ConfigError if routes of
+        all KV that the ranks can hold would not fit: then KV would have to go for want of routes."""
         self._block_size = block_size
         self._route_shape = route_shape
         self._route_block_bytes = block_size * route_shape.bytes_per_token
         self._max_route_blocks = route_budget_bytes // self._route_block_bytes
+        self._score_block_bytes = block_size * SCORE_BYTES
+        self._max_score_blocks = score_budget_bytes // self._score_block_bytes
         self._kv_bytes_per_block = kv_bytes_per_block
         _check_route_budget(num_ranks * num_kv_blocks, self._route_block_bytes, route_budget_bytes)
         ranks = [Rank(rank) for rank in range(num_ranks)]
@@ -140,11 +144,7 @@ class PrefixStore:
     def routes(self, lease: Lease, start: int, end: int) -> ExpertRoutes:
         """Routes of tokens [start, end) under the lease; a copy that nobody can write, valid for ever. Does not
         mutate. Raises StoreError if the range leaves the lease."""
-        path = self._held(lease)
-        if not 0 <= start <= end <= lease.num_tokens:
-            raise StoreError(
-                f"routes of [{start}, {end}) under a lease of {lease.num_tokens} tokens"
-            )
+        path = self._held_range(lease, start, end)
         first_block, end_block = start // self._block_size, -(-end // self._block_size)
         packed = PackedRoutes()
         for node in path_from_root(path.end_node, first_block):
@@ -196,6 +196,37 @@ class PrefixStore:
         private = _private(offer.num_blocks - len(outcomes))
         return Publication((*outcomes, *private), path.conflicted)
 
+    def scores(self, lease: Lease, start: int, end: int) -> TokenScores:
+        """A copy of what is known of tokens [start, end) under the lease. Raises StoreError if the range leaves it."""
+        path = self._held_range(lease, start, end)
+        found = TokenScores.unknown(end - start)
+        for node in path_from_root(path.end_node, start // self._block_size):
+            for block, record in node.payload.scores.items():
+                first = (node.first_block + block) * self._block_size
+                begin, stop = max(start - first, 0), min(end - first, self._block_size)
+                if begin < stop:
+                    found.fill(first + begin - start, record.slice(begin, stop))
+        return found
+
+    def record_scores(self, lease: Lease, start: int, scores: TokenScores) -> int:
+        """Scores of the tokens from `start` on, under the lease: taken where none is known yet, as long as the score
+        budget has room. Returns how many were taken. Raises StoreError if the range leaves the lease."""
+        path = self._held_range(lease, start, start + scores.num_tokens)
+        known, size, taken = scores.known, self._block_size, 0
+        for node in path_from_root(path.end_node, start // size):
+            for block in range(node.num_blocks):
+                first = (node.first_block + block) * size - start
+                begin, stop = max(first, 0), min(first + size, scores.num_tokens)
+                if begin >= stop or not known[begin:stop].any():
+                    continue
+                if block not in node.payload.scores:
+                    if not self._evictor.make_score_room(self._max_score_blocks - 1):
+                        return taken
+                    self._account.scores.leased += 1
+                record = node.payload.score_of(block, size)
+                taken += record.fill(begin - first, scores.slice(begin, stop))
+        return taken
+
     def allocate(self, rank: Rank, num_blocks: int) -> list[BlockId] | None:
         """Blocks for a request, evicting unleased KV of this rank if needed; None, and no change, if impossible."""
         self._check_rank(rank)
@@ -217,22 +248,34 @@ class PrefixStore:
         return self._pools[rank].num_free + self._account.num_evictable_kv(rank)
 
     def evict(self, part: EvictTarget) -> Eviction:
-        """Evicts a part of every unleased node; "routes" take the KV along, and so are the same as "all"."""
+        """Evicts a part of every unleased node; "routes" take KV and scores along, and so are the same as "all"."""
         nodes = num_bytes = kept_leased = 0
         for node in self._tree.nodes_bottom_up():
-            if part == "kv" and not node.payload.kv:
+            has_part = {"kv": bool(node.payload.kv), "scores": bool(node.payload.scores)}
+            if not has_part.get(part, True):
                 continue
             if node.num_leases:
                 kept_leased += 1
                 continue
             nodes += 1
-            for rank in list(node.payload.kv):
-                num_kv_blocks = self._evictor.evict_kv(node, rank, node.num_blocks)
-                num_bytes += num_kv_blocks * self._kv_bytes_per_block
-            if part != "kv":
-                num_route_blocks = self._evictor.evict_routes(node, node.num_blocks)
-                num_bytes += num_route_blocks * self._route_block_bytes
+            num_bytes += self._evict_of(node, part)
         return Eviction(part, nodes, num_bytes, kept_leased)
+
+    def _evict_of(self, node: RadixNode, part: EvictTarget) -> int:
+        """Returns the bytes that went."""
+        num_bytes = 0
+        if part != "kv":
+            num_score_blocks = self._evictor.evict_scores(node, node.num_blocks)
+            num_bytes += num_score_blocks * self._score_block_bytes
+        if part == "scores":
+            return num_bytes
+        for rank in list(node.payload.kv):
+            num_kv_blocks = self._evictor.evict_kv(node, rank, node.num_blocks)
+            num_bytes += num_kv_blocks * self._kv_bytes_per_block
+        if part != "kv":
+            num_route_blocks = self._evictor.evict_routes(node, node.num_blocks)
+            num_bytes += num_route_blocks * self._route_block_bytes
+        return num_bytes
 
     def stats(self) -> StoreStats:
         """A snapshot. Does not mutate."""
@@ -244,14 +287,17 @@ class PrefixStore:
             kv_blocks_leased=sum(part.leased for part in kv),
             kv_bytes=sum(part.stored for part in kv) * self._kv_bytes_per_block,
             route_bytes=self._route_bytes,
+            score_bytes=self._score_bytes,
             kv_blocks_evicted=self._evictor.kv_blocks_evicted,
             route_blocks_evicted=self._evictor.route_blocks_evicted,
+            score_blocks_evicted=self._evictor.score_blocks_evicted,
         )
 
     def check_invariants(self) -> None:
         """Raises AssertionError with a drawing of the tree. O(size of the store); for tests and idle times."""
         check = InvariantCheck(self._tree, self._block_size)
         check.shape()
+        check.scores()
         check.kv_is_contiguous()
         check.leases(
             (lease.namespace, path.end_node, lease.num_tokens // self._block_size)
@@ -259,14 +305,21 @@ class PrefixStore:
         )
         check.ownership(self._pools)
         check.accounts(self._account, self._pools)
-        check.queues(self._evictor.kv_queues, self._evictor.route_queue)
+        check.queues(self._evictor)
         check.require(
             self._account.routes.stored <= self._max_route_blocks, "over the route budget"
+        )
+        check.require(
+            self._account.scores.stored <= self._max_score_blocks, "over the score budget"
         )
 
     @property
     def _route_bytes(self) -> int:
         return self._account.routes.stored * self._route_block_bytes
+
+    @property
+    def _score_bytes(self) -> int:
+        return self._account.scores.stored * self._score_block_bytes
 
     def _keys(self, token_ids: TokenIds) -> BlockKeys:
         if token_ids.dtype != np.int32 or token_ids.ndim != 1:
@@ -282,6 +335,11 @@ class PrefixStore:
                 "another store's"
             )
         return self._leases[lease]
+
+    def _held_range(self, lease: Lease, start: int, end: int) -> LeasedPath:
+        if not 0 <= start <= end <= lease.num_tokens:
+            raise StoreError(f"tokens [{start}, {end}) under a lease of {lease.num_tokens} tokens")
+        return self._held(lease)
 
     def _check_rank(self, rank: Rank) -> None:
         if not 0 <= rank < len(self._pools):

@@ -5,9 +5,10 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from cluster.messages import RouteChunk, RouteFrame, SequenceStart, StepDescriptor, StepResult
+from cluster.messages import LateFrame, RouteChunk, SequenceStart, StepDescriptor, StepResult
 from cluster.prefix_match import Eviction, Lease, PrefixMatch, Publication, StoreStats
 from cluster.routes import ExpertRoutes
+from cluster.scores import TokenScores
 from cluster.types import BlockId, EvictTarget, Namespace, Rank
 
 Int32Array = npt.NDArray[np.int32]
@@ -35,6 +36,10 @@ class PrefixStore(Protocol):
         block_ids: list[BlockId],
         routes: ExpertRoutes,
     ) -> Publication: ...
+
+    def scores(self, lease: Lease, start: int, end: int) -> TokenScores: ...
+
+    def record_scores(self, lease: Lease, start: int, scores: TokenScores) -> int: ...
 
     def allocate(self, rank: Rank, num_blocks: int) -> list[BlockId] | None: ...
 
@@ -67,6 +72,6 @@ class Workers(Protocol):
         """
         ...
 
-    def route_frames(self, timeout_seconds: float) -> list[RouteFrame]:
+    def frames(self, timeout_seconds: float) -> list[LateFrame]:
         """Frames that have arrived; waits up to the timeout for the first one."""
         ...

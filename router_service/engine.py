@@ -13,8 +13,10 @@ from cluster.errors import CellError, OverloadedError, RequestError
 from cluster.messages import (
     Completion,
     FeatureStates,
+    LateFrame,
     OutputDelta,
     RouteFrame,
+    ScoreFrame,
     SequenceStart,
     StepDescriptor,
     StepResult,
@@ -22,6 +24,7 @@ from cluster.messages import (
 )
 from cluster.prefix_match import Eviction
 from cluster.routes import ExpertRoutes, RouteShape
+from cluster.scores import ScoreColumns
 from cluster.types import DispatchMode, EvictTarget, FinishReason, Namespace, Rank, SeqId, StepId
 from router_service.clients import PrefixStore, Workers
 from router_service.features import Features
@@ -147,6 +150,11 @@ class Engine:
             raise RequestError(
                 f"max_tokens is {sampling.max_tokens}: ask for at least 1", field="max_tokens"
             )
+        if any(not 0 <= i < self._limits.vocab_size for i in sampling.barred_token_ids):
+            raise RequestError(
+                f"min_tokens bars ids that are not from 0 to {self._limits.vocab_size - 1}",
+                field="stop_token_ids",
+            )
         needed = -(-(len(prompt) + sampling.max_tokens) // self._limits.block_size)
         if needed > self._limits.num_kv_blocks:
             raise RequestError(
@@ -270,7 +278,17 @@ class Engine:
         sampling = request.sampling
         self._workers.start_sequence(
             request.home_rank,
-            SequenceStart(request.seq_id, sampling.temperature, sampling.top_p, request.seed),
+            SequenceStart(
+                request.seq_id,
+                sampling.temperature,
+                sampling.top_p,
+                request.seed,
+                top_k=sampling.top_k,
+                min_p=sampling.min_p,
+                barred_token_ids=sampling.barred_token_ids,
+                barred_before=request.num_prompt_tokens + sampling.min_tokens,
+                num_top_logprobs=request.num_top_logprobs,
+            ),
         )
 
     def _build(self, schedule: Schedule) -> StepDescriptor:
@@ -306,20 +324,21 @@ class Engine:
         for result in results:
             for seq_id in result.poisoned_seq_ids:
                 self._poison(self._by_seq_id[SeqId(seq_id)])
-            for seq_id, token_id in zip(result.seq_ids, result.token_ids, strict=True):
-                self._accept(self._by_seq_id[SeqId(seq_id)], token_id)
+            sampled = zip(result.seq_ids, result.token_ids, result.scores.split(), strict=True)
+            for seq_id, token_id, score in sampled:
+                self._accept(self._by_seq_id[SeqId(seq_id)], token_id, score)
         for chunk in schedule.chunks:
             self._publisher.publish(chunk.request)
         self._collect_frames()
 
-    def _accept(self, request: Request, token_id: int) -> None:
+    def _accept(self, request: Request, token_id: int, score: ScoreColumns) -> None:
         if request.finish_reason is not None:
             return
-        request.append_token(token_id)
+        request.append_token(token_id, score)
         self._observer.token(request, self._clock())
-        self._deltas.append(
-            ClientDelta(request.client, OutputDelta(request.request_id, [token_id], None))
-        )
+        returned = score if request.return_scores else None
+        delta = OutputDelta(request.request_id, [token_id], None, returned)
+        self._deltas.append(ClientDelta(request.client, delta))
         if token_id in request.sampling.stop_token_ids:
             self._retire(request, "stop")
         elif request.num_output_tokens >= request.sampling.max_tokens:
@@ -346,7 +365,7 @@ class Engine:
 
     def _collect_frames(self) -> None:
         """Takes what has arrived."""
-        for frame in self._workers.route_frames(0.0):
+        for frame in self._workers.frames(0.0):
             self._take_frame(frame)
         self._complete_finished()
 
@@ -362,7 +381,7 @@ class Engine:
         if not ranks:
             assert not self.has_work, "requests wait, nothing runs and no routes are on their way"
             return
-        frames = self._workers.route_frames(self._limits.frame_timeout_seconds)
+        frames = self._workers.frames(self._limits.frame_timeout_seconds)
         if not frames:
             raise CellError(
                 f"no routes from rank {', '.join(map(str, ranks))} within "
@@ -372,7 +391,20 @@ class Engine:
             self._take_frame(frame)
         self._complete_finished()
 
-    def _take_frame(self, frame: RouteFrame) -> None:
+    def _take_frame(self, frame: LateFrame) -> None:
+        if isinstance(frame, ScoreFrame):
+            self._take_scores(frame)
+        else:
+            self._take_routes(frame)
+
+    def _take_scores(self, frame: ScoreFrame) -> None:
+        start = 0
+        for num_tokens in frame.num_tokens.tolist():
+            scores = frame.scores.slice(start, start + num_tokens)
+            self._publisher.record_scores(StepId(frame.step_id), Rank(frame.rank), scores)
+            start += num_tokens
+
+    def _take_routes(self, frame: RouteFrame) -> None:
         routes = ExpertRoutes(frame.topk_ids, frame.topk_weights)
         start = 0
         for num_tokens in frame.num_tokens.tolist():
@@ -381,7 +413,7 @@ class Engine:
             part = ExpertRoutes(
                 routes.topk_ids[start:end].copy(), routes.topk_weights[start:end].copy()
             )
-            self._publisher.record(StepId(frame.step_id), Rank(frame.rank), part)
+            self._publisher.record_routes(StepId(frame.step_id), Rank(frame.rank), part)
             start = end
 
     def _complete_finished(self) -> None:
@@ -409,6 +441,9 @@ class Engine:
         routes = None
         if request.return_routes and reason != "error":
             routes = request.route_log.slice(0, request.num_prompt_tokens + num_output - 1)
+        scores = None
+        if request.score_prompt and reason != "error":
+            scores = request.scores.slice(1, request.num_prompt_tokens).columns()
         return Completion(
             finish_reason=reason,
             error=request.error,
@@ -417,6 +452,7 @@ class Engine:
             replayed_tokens=request.replayed_tokens,
             topk_ids=None if routes is None else routes.topk_ids,
             topk_weights=None if routes is None else routes.topk_weights,
+            prompt_scores=scores,
         )
 
     def _drop(self, request: Request, reason: FinishReason) -> None:

@@ -352,7 +352,11 @@ class EngineService:
             kv_blocks_used=list(stats.kv_blocks_used),
             kv_blocks_leased=stats.kv_blocks_leased,
             store_nodes=stats.num_nodes,
-            store_bytes={"kv": stats.kv_bytes, "routes": stats.route_bytes},
+            store_bytes={
+                "kv": stats.kv_bytes,
+                "routes": stats.route_bytes,
+                "scores": stats.score_bytes,
+            },
             steps_total=self._engine.num_steps,
             features=self._engine.features,
         )
@@ -365,7 +369,14 @@ class EngineService:
         metrics.prefix_store_nodes.set(stats.num_nodes)
         metrics.prefix_store_bytes.labels("kv").set(stats.kv_bytes)
         metrics.prefix_store_bytes.labels("routes").set(stats.route_bytes)
+        metrics.prefix_store_bytes.labels("scores").set(stats.score_bytes)
         for rank in range(self._identity.ep_size):
             metrics.kv_blocks_free.labels(rank).set(stats.kv_blocks_free[rank])
             metrics.kv_blocks_used.labels(rank).set(stats.kv_blocks_used[rank])
-        metrics.set_evictions(kv=stats.kv_blocks_evicted, routes=stats.route_blocks_evicted)
+        metrics.set_evictions(
+            {
+                "kv": stats.kv_blocks_evicted,
+                "routes": stats.route_blocks_evicted,
+                "scores": stats.score_blocks_evicted,
+            }
+        )

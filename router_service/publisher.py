@@ -1,19 +1,23 @@
 """From committed steps and arrived routes to blocks in the store. Owner of what is still on its way.
 
-A block is offered to the store when its KV is committed and its routes have arrived; a request that dies first leaves
-nothing.
+A block is offered to the store when its KV is committed and its routes have arrived, scores of its tokens once it is
+there; a request that dies first leaves nothing.
 """
 
 from collections import deque
 from collections.abc import Sequence
 
 from cluster.routes import ExpertRoutes
+from cluster.scores import ScoreColumns
 from cluster.types import Rank, StepId
 from router_service.clients import PrefixStore
 from router_service.features import Features
 from router_service.request import Request
 from router_service.scheduler import ScheduledChunk
 from router_service.step_observer import StepObserver
+
+Expected = dict[tuple[StepId, Rank], deque[ScheduledChunk]]
+"""Chunks whose part of a frame is on its way, in the order in which it will come."""
 
 
 class Publisher:
@@ -26,43 +30,45 @@ class Publisher:
         self._block_size = block_size
         self._features = features
         self._observer = observer
-        self._expected: dict[tuple[StepId, Rank], deque[ScheduledChunk]] = {}
+        self._routes: Expected = {}
+        self._scores: Expected = {}
 
     def expect(self, step_id: StepId, chunks: Sequence[ScheduledChunk]) -> None:
-        """The gate chose routes for these chunks; their frames follow, per rank in this order."""
+        """For these chunks the gate chose routes, or scores were asked; their frames follow, per rank in this order."""
         for chunk in chunks:
-            if chunk.replays:
-                continue
-            assert chunk.request.home_rank is not None
-            queue = self._expected.setdefault((step_id, chunk.request.home_rank), deque())
-            queue.append(chunk)
-            chunk.request.num_pending_frames += 1
+            if not chunk.replays:
+                _expect(self._routes, step_id, chunk)
+            if chunk.num_scored:
+                _expect(self._scores, step_id, chunk)
 
     def expected_ranks(self) -> list[Rank]:
-        """Ranks that still owe routes of a committed step."""
-        return sorted({rank for _, rank in self._expected})
+        """Ranks that still owe routes or scores of a committed step."""
+        return sorted({rank for _, rank in (*self._routes, *self._scores)})
 
-    def record(self, step_id: StepId, rank: Rank, routes: ExpertRoutes) -> None:
+    def record_routes(self, step_id: StepId, rank: Rank, routes: ExpertRoutes) -> None:
         """Routes of the next expected chunk of that step and rank. A pass over KV that was there already made none:
         the request's are those of that KV."""
-        queue = self._expected[step_id, rank]
-        chunk = queue.popleft()
-        if not queue:
-            del self._expected[step_id, rank]
-        chunk.request.num_pending_frames -= 1
+        chunk = _arrived(self._routes, step_id, rank)
         if chunk.records:
             chunk.request.route_log.append(routes)
         self.publish(chunk.request)
+
+    def record_scores(self, step_id: StepId, rank: Rank, scores: ScoreColumns) -> None:
+        """Scores that the next expected chunk of that step and rank asked for."""
+        chunk = _arrived(self._scores, step_id, rank)
+        chunk.request.scores.fill(chunk.first_position + 1, scores.stored())
+        self._store_scores(chunk.request)
 
     def publish(self, request: Request) -> None:
         """Offers the full blocks that are complete now. What was refused for want of room in the route budget is
         offered again with the next block, not with every token."""
         first, end = request.num_published_blocks, request.num_publishable_blocks
-        if not request.publishing or request.lease is None or not self._features.prefix_store:
+        if not self._may_offer(request):
             return
         if end <= max(first, request.num_offered_blocks):
             return
         assert request.home_rank is not None
+        assert request.lease is not None
         request.num_offered_blocks = end
         size = self._block_size
         block_ids = request.block_table[first:end].tolist()
@@ -80,11 +86,41 @@ class Publisher:
             request.num_published_blocks += 1
             if outcome == "added":
                 request.private_blocks.discard(block_id)
+        self._store_scores(request)
         if publication.conflict:
             request.publishing = False
             num_private = len(block_ids) - (request.num_published_blocks - first)
             self._observer.conflicted(request, num_private)
 
+    def _may_offer(self, request: Request) -> bool:
+        held = request.publishing and request.lease is not None
+        return held and self._features.prefix_store
+
+    def _store_scores(self, request: Request) -> None:
+        """Of blocks that the store has. What came late of earlier tokens goes with what is new."""
+        start = request.num_stored_scores
+        end = min(request.num_published_blocks * self._block_size, request.num_scored_tokens)
+        if end <= start or not self._may_offer(request):
+            return
+        assert request.lease is not None
+        self._store.record_scores(request.lease, start, request.scores.slice(start, end))
+        request.num_stored_scores = end
+
     def forget(self, request: Request) -> None:
         """A dropped request: frames that still come for it are recorded nowhere."""
         request.publishing = False
+
+
+def _expect(expected: Expected, step_id: StepId, chunk: ScheduledChunk) -> None:
+    assert chunk.request.home_rank is not None
+    expected.setdefault((step_id, chunk.request.home_rank), deque()).append(chunk)
+    chunk.request.num_pending_frames += 1
+
+
+def _arrived(expected: Expected, step_id: StepId, rank: Rank) -> ScheduledChunk:
+    queue = expected[step_id, rank]
+    chunk = queue.popleft()
+    if not queue:
+        del expected[step_id, rank]
+    chunk.request.num_pending_frames -= 1
+    return chunk

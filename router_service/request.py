@@ -15,6 +15,7 @@ import numpy.typing as npt
 from cluster.messages import SamplingParams, Submit
 from cluster.prefix_match import Lease
 from cluster.routes import ExpertRoutes, RouteShape
+from cluster.scores import ScoreColumns, TokenScores
 from cluster.types import BlockId, FinishReason, Namespace, Rank, SeqId
 
 Int32Array = npt.NDArray[np.int32]
@@ -76,6 +77,10 @@ class Request:
         self.sampling: SamplingParams = submit.sampling
         self.return_routes = submit.return_routes
         self.recompute_prompt = submit.recompute_prompt
+        self.score_prompt = submit.score_prompt
+        self.num_top_logprobs = submit.num_top_logprobs
+        self.return_scores = submit.return_scores
+        self.priority = submit.priority
         self.arrival_seconds = arrival_seconds
         self.last_token_seconds: float | None = None
         self._block_size = block_size
@@ -85,6 +90,10 @@ class Request:
         capacity = self.num_prompt_tokens + submit.sampling.max_tokens
         self._tokens = np.empty(capacity, np.int32)
         self._tokens[: self.num_prompt_tokens] = submit.prompt_token_ids
+        self.scores = TokenScores.unknown(capacity)
+        """Of its tokens, as far as known: from the store, or its own."""
+        self.num_stored_scores = 0
+        """Tokens whose scores the store was given, or had."""
 
         self.home_rank: Rank | None = None
         self.lease: Lease | None = None
@@ -113,6 +122,11 @@ class Request:
         self.error: str | None = None
         self.num_final_output_tokens: int | None = None
 
+    @property
+    def precedence(self) -> tuple[int, SeqId]:
+        """The smaller goes first: by priority, first come, first served among equals."""
+        return self.priority, self.seq_id
+
     # --- tokens
 
     @property
@@ -135,7 +149,28 @@ class Request:
     @property
     def first_needed_token(self) -> int:
         """From here on hidden states are needed; of the tokens before, KV is enough."""
-        return 0 if self.recompute_prompt and not self.num_output_tokens else self.num_tokens
+        if self.num_output_tokens:
+            return self.num_tokens
+        if self.recompute_prompt:
+            return 0
+        scored = self.num_scored_tokens
+        return scored - 1 if scored < self.num_prompt_tokens else self.num_tokens
+
+    @property
+    def num_scored_tokens(self) -> int:
+        """Up to the first prompt token whose score is asked and missing. The very first never has one."""
+        if not self.score_prompt:
+            return self.num_tokens
+        missing = np.flatnonzero(~self.scores.known[1 : self.num_prompt_tokens])
+        return int(missing[0]) + 1 if len(missing) else self.num_tokens
+
+    def num_to_score(self, first: int, end: int) -> int:
+        """Of the tokens [first, end), put in: for so many, the first ones, the score of the next token is missing."""
+        if not self.score_prompt:
+            return 0
+        last = min(end, self.num_prompt_tokens - 1)
+        missing = np.flatnonzero(~self.scores.known[first + 1 : last + 1])
+        return int(missing[-1]) + 1 if len(missing) else 0
 
     @property
     def replays_next(self) -> bool:
@@ -144,8 +179,14 @@ class Request:
         is_again = first < self.num_reused_tokens
         return first < self.num_recorded_tokens and (self.replays_reused or not is_again)
 
-    def append_token(self, token_id: int) -> None:
+    def append_token(self, token_id: int, score: ScoreColumns) -> None:
+        """score: of this token alone."""
         self._tokens[self.num_tokens] = token_id
+        self.scores.rows[self.num_tokens] = (
+            score.chosen_logprobs[0],
+            score.top_ids[0],
+            score.top_logprobs[0],
+        )
         self.num_tokens += 1
 
     @cached_property

@@ -1,7 +1,9 @@
 """Which tokens of which requests the next step computes. Owner of the waiting and running requests.
 
 No prefill or decode phase: every running request has tokens known and tokens computed, and each step closes part of the
-gap under a token budget per rank (vLLM v1). First come, first served; the youngest is preempted when blocks run out.
+gap under a token budget per rank (vLLM v1). By priority, and first come, first served among equals: that is the order
+of the queue and of who gets tokens first, and the last in it is preempted when blocks run out. Nobody is preempted for
+somebody who waits.
 """
 
 from bisect import bisect_left
@@ -20,7 +22,7 @@ from router_service.request import Request
 from router_service.scheduler_limits import SchedulerLimits
 
 WAITING_WINDOW = 256
-"""Waiting requests that one schedule looks at, from the oldest."""
+"""Waiting requests that one schedule looks at, from the first in line."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,7 @@ class ScheduledChunk:
     """Tokens [first_position, first_position + num_tokens) of a request in one step, all replayed or none.
 
     num_suppressed: the first of them, whose KV is there already: their pass reads it and writes none
+    num_scored: the first of them, after which the next token's score is asked
     """
 
     request: Request
@@ -35,6 +38,7 @@ class ScheduledChunk:
     num_tokens: int
     replays: bool
     num_suppressed: int
+    num_scored: int
     fragment_ids: tuple[int, ...] = ()
     """Plan fragments that cover the tokens; none: it is dispatched without a plan."""
     unplanned_reason: str = ""
@@ -53,7 +57,14 @@ class ScheduledChunk:
         first = request.num_computed_tokens
         num_suppressed = min(num_tokens, max(0, request.num_reused_tokens - first))
         return ScheduledChunk(
-            request, first, num_tokens, replays, num_suppressed, fragment_ids, unplanned_reason
+            request,
+            first,
+            num_tokens,
+            replays,
+            num_suppressed,
+            request.num_to_score(first, first + num_tokens),
+            fragment_ids,
+            unplanned_reason,
         )
 
     @property
@@ -110,7 +121,7 @@ class Scheduler:
         self._awaits_plans = False
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
-        """In order of arrival."""
+        """In order of precedence, and so is `waiting`."""
         self.retired: list[Request] = []
         """Ended, but their routes are still on their way."""
         self.num_preemptions = 0
@@ -121,7 +132,11 @@ class Scheduler:
         return len(self.waiting) < self._limits.max_num_waiting
 
     def add(self, request: Request) -> None:
-        self.waiting.append(request)
+        if self.waiting and request.precedence < self.waiting[-1].precedence:
+            place = bisect_left(self.waiting, request.precedence, key=lambda r: r.precedence)
+            self.waiting.insert(place, request)
+        else:
+            self.waiting.append(request)
 
     def remove(self, request: Request) -> None:
         """Takes a request off all sets and gives back its blocks and lease."""
@@ -159,7 +174,7 @@ class Scheduler:
         self._awaits_plans = False
         chunks = self._schedule_running(budgets, preempted)
         admitted: list[Request] = []
-        if not preempted or not chunks:  # when all were preempted, the oldest begins again
+        if not preempted or not chunks:  # when all were preempted, the first begins again
             self._admit(budgets, chunks, admitted)
         chunks.sort(key=lambda chunk: chunk.request.home_rank or 0)
         return Schedule(chunks, admitted, preempted, self._awaits_plans)
@@ -170,7 +185,7 @@ class Scheduler:
         chunks: dict[Request, ScheduledChunk] = {}
         for request in list(self.running):
             if request.home_rank is None or request not in self.running:
-                continue  # preempted for an older one
+                continue  # preempted for one before it
             rank = request.home_rank
             chunk = self._next_chunk(request, budgets[rank])
             if chunk is None or not self._make_room(request, chunk.num_tokens, preempted):
@@ -216,7 +231,7 @@ class Scheduler:
     def _make_room(
         self, request: Request, num_tokens: int, preempted: list[tuple[Rank, Request]]
     ) -> bool:
-        """Blocks for the chunk; preempts the youngest of the rank as long as there are too few."""
+        """Blocks for the chunk; preempts the last of the rank as long as there are too few."""
         assert request.home_rank is not None
         rank = request.home_rank
         while True:
@@ -236,11 +251,7 @@ class Scheduler:
         self._give_back(request)
         request.home_rank = None
         self.num_preemptions += 1
-        place = next(
-            (i for i, other in enumerate(self.waiting) if other.seq_id > request.seq_id),
-            len(self.waiting),
-        )
-        self.waiting.insert(place, request)
+        self.add(request)
 
     # --- admission
 
@@ -264,7 +275,7 @@ class Scheduler:
                 continue  # its own routes are still on their way; it replays them
             candidate = admission.choose(request)
             while candidate and not candidate.waits and not self._start(request, candidate):
-                admission.close(candidate.rank)  # to younger requests too: first come, first served
+                admission.close(candidate.rank)  # to later requests too: nobody overtakes
                 candidate = admission.choose(request)
             if candidate is None:
                 break  # every rank is full
@@ -315,6 +326,9 @@ class Scheduler:
         request.lease = lease
         request.home_rank = rank
         request.add_blocks(block_ids, private=False)
+        if request.score_prompt:
+            request.scores.fill(0, self._store.scores(lease, 0, lease.num_tokens))
+        request.num_stored_scores = min(lease.num_tokens, request.num_scored_tokens)
         request.num_reused_tokens = num_kv
         request.num_computed_tokens = min(num_kv, request.first_needed_token)
         request.num_published_blocks = len(block_ids)
@@ -358,5 +372,5 @@ class Scheduler:
         request.add_blocks(block_ids, private=True)
 
     def _insert_running(self, request: Request) -> None:
-        place = bisect_left(self.running, request.seq_id, key=lambda r: r.seq_id)
+        place = bisect_left(self.running, request.precedence, key=lambda r: r.precedence)
         self.running.insert(place, request)

@@ -53,7 +53,15 @@ def build_step(
         fragment_lens=_column([len(chunk.fragment_ids) for chunk in chunks]),
         fragment_ids=_column([f for chunk in chunks for f in chunk.fragment_ids]),
         evicted_fragment_ids=_column(list(evicted_fragment_ids)),
+        score_lens=_column([chunk.num_scored for chunk in chunks]),
+        score_target_ids=_join([_targets(chunk) for chunk in chunks]),
     )
+
+
+def _targets(chunk: ScheduledChunk) -> Int32Array:
+    """The tokens after those whose score is asked."""
+    first = chunk.first_position + 1
+    return chunk.request.token_ids[first : first + chunk.num_scored]
 
 
 def build_route_chunk(route_id: int, step_id: StepId, chunk: ScheduledChunk) -> RouteChunk:

@@ -10,10 +10,10 @@ from cluster.channel import PullSocket, RouterSocket
 from cluster.errors import CellError, DeadlineError, RankLostError
 from cluster.messages import (
     CellIdentity,
+    LateFrame,
     PlanPart,
     PlansHeld,
     RouteChunk,
-    RouteFrame,
     SequenceEnd,
     SequenceStart,
     StepDescriptor,
@@ -59,7 +59,7 @@ class WorkerClient:
         self._on_client_message = on_client_message
         self._clock = clock
         self._decoder: Decoder[ToEngineFromWorker] = Decoder(ToEngineFromWorker)
-        self._route_decoder: Decoder[RouteFrame] = Decoder(RouteFrame)
+        self._frame_decoder: Decoder[LateFrame] = Decoder(LateFrame)
         self._client_socket = clients.socket
         self._incarnations: dict[int, str] = {}
         self._held: list[tuple[Rank, list[int]]] = []
@@ -162,12 +162,12 @@ class WorkerClient:
         self._clock.observe(busiest, time.monotonic() - started)
         return results
 
-    def route_frames(self, timeout_seconds: float) -> list[RouteFrame]:
+    def frames(self, timeout_seconds: float) -> list[LateFrame]:
         if timeout_seconds:
             self._await_routes(timeout_seconds)
         frames = []
         while (data := self._routes.receive(0.0)) is not None:
-            frames.append(self._route_decoder.decode(data))
+            frames.append(self._frame_decoder.decode(data))
         return frames
 
     # --- waiting

@@ -23,6 +23,7 @@ class Engine:
             block_size=plan.block_size,
             route_shape=plan.spec.route_shape,
             route_budget_bytes=plan.route_budget_bytes,
+            score_budget_bytes=plan.score_budget_bytes,
             kv_bytes_per_block=plan.kv_bytes_per_block,
         )
         self._service = EngineService(

@@ -125,6 +125,7 @@ class LocalCell:
             block_size=plan.block_size,
             route_shape=plan.spec.route_shape,
             route_budget_bytes=plan.route_budget_bytes,
+            score_budget_bytes=plan.score_budget_bytes,
             kv_bytes_per_block=plan.kv_bytes_per_block,
         )
         limits = SchedulerLimits.from_config(

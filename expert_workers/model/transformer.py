@@ -50,7 +50,6 @@ class Transformer:
             for layer, layer_weights in enumerate(weights.layers)
         ]
 
-    @torch.inference_mode()
     def forward(
         self,
         inputs: StepInputs,
@@ -60,7 +59,27 @@ class Transformer:
         stopwatch: Stopwatch,
         planned: PlannedStep | None = None,
     ) -> Tensor:
-        """Logits [S, V] float32 of `inputs.last_token_indices`. With T = 0 every exchange still takes place.
+        """Logits [S, V] float32 of `inputs.last_token_indices`; see `hidden`."""
+        x = self.hidden(inputs, kv_pool, step_routes, dispatcher, stopwatch, planned)
+        return self.logits(x.index_select(0, inputs.last_token_indices))
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden: [S, H]. Returns [S, V] float32."""
+        normed = self._numerics.rms_norm(hidden, self._weights.norm, self._spec.rms_norm_eps)
+        return self._numerics.linear(normed, self._weights.head).to(torch.float32)
+
+    @torch.inference_mode()
+    def hidden(
+        self,
+        inputs: StepInputs,
+        kv_pool: KVPool,
+        step_routes: StepRoutes,
+        dispatcher: Dispatcher,
+        stopwatch: Stopwatch,
+        planned: PlannedStep | None = None,
+    ) -> Tensor:
+        """The stream after the last layer, [T, H]. With T = 0 every exchange still takes place.
 
         planned: of the last tokens of the step, if every rank's plan names some; the others are dispatched by
         `dispatcher`.
@@ -72,9 +91,7 @@ class Transformer:
             with stopwatch.measure("attention"):
                 x = layer.attend(x, plan, kv_pool)
             x = layer.feed_forward(x, step_routes, dispatcher, stopwatch, planned)
-        last = x.index_select(0, inputs.last_token_indices)
-        last = self._numerics.rms_norm(last, self._weights.norm, self._spec.rms_norm_eps)
-        return self._numerics.linear(last, self._weights.head).to(torch.float32)
+        return x
 
 
 class DecoderLayer:

@@ -12,7 +12,7 @@ def make_descriptor() -> m.StepDescriptor:
     return m.StepDescriptor(
         7, 0, "negotiated", column, column, column, column, column, column, column,
         np.arange(10, dtype=np.int32), column, np.empty(0, np.int32),
-        column, np.empty(0, np.int32), np.empty(0, np.int32),
+        column, np.empty(0, np.int32), np.empty(0, np.int32), column, np.empty(0, np.int32),
     )  # fmt: skip
 
 

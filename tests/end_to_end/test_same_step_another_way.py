@@ -80,12 +80,12 @@ class Repeating:
         num_frames = sum(result.gate_tokens > 0 for result in results)
         frames: list[RouteFrame] = []
         while len(frames) < num_frames:
-            arrived = self._workers.route_frames(FRAME_SECONDS)
+            arrived = self._workers.frames(FRAME_SECONDS)
             assert arrived, f"{len(frames)} of {num_frames} route frames arrived"
             frames += arrived
         return results, frames
 
-    def route_frames(self, timeout_seconds: float) -> list[RouteFrame]:
+    def frames(self, timeout_seconds: float) -> list[RouteFrame]:
         frames, self._frames = self._frames, []
         return frames
 

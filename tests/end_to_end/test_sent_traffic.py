@@ -58,8 +58,8 @@ class Recording:
         self.steps.append((step, results))
         return results
 
-    def route_frames(self, timeout_seconds: float) -> list[RouteFrame]:
-        return self._workers.route_frames(timeout_seconds)
+    def frames(self, timeout_seconds: float) -> list[RouteFrame]:
+        return self._workers.frames(timeout_seconds)
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,7 @@ class ChunkSpec:
     route_id: int = -1
     samples: bool = True
     num_suppressed: int = 0
+    score_target_ids: Sequence[int] = ()
     fragment_ids: Sequence[int] = ()
 
 
@@ -88,6 +89,8 @@ def make_step(
         fragment_lens=column([len(c.fragment_ids) for c in chunks]),
         fragment_ids=column([f for c in chunks for f in c.fragment_ids]),
         evicted_fragment_ids=column(evicted_fragment_ids),
+        score_lens=column([len(c.score_target_ids) for c in chunks]),
+        score_target_ids=column([t for c in chunks for t in c.score_target_ids]),
     )
 
 

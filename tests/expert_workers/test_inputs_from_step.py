@@ -122,7 +122,11 @@ def test_every_rank_refuses_what_only_another_rank_would_run() -> None:
         ("seq_ids", np.zeros(4, np.int64), "seq_ids is int64"),
         ("input_ids", np.zeros((7, 1), np.int32), r"input_ids is int32 \(7, 1\)"),
         ("samples", np.full(4, 2, np.int32), "samples holds 2"),
-        ("num_suppressed", np.array([3, 0, 0, 0], np.int32), "of 3 tokens, its chunk has 2"),
+        (
+            "num_suppressed",
+            np.array([3, 0, 0, 0], np.int32),
+            "seq 4 has num_suppressed 3, its chunk has 2",
+        ),
         ("num_suppressed", np.array([-1, 0, 0, 0], np.int32), "num_suppressed holds -1"),
         ("block_table_lens", np.array([2, 0, 2, 1], np.int32), "block_table_lens holds 0"),
     ],

@@ -28,6 +28,7 @@ from cluster.messages import (
     WorkerStop,
 )
 from cluster.placement import ExpertPlacement
+from cluster.scores import SCORE_BYTES
 from cluster.types import Namespace, Rank
 from cluster.wire import Decoder, encode
 from prefix_store.compiler_thread import CompilerThread
@@ -135,7 +136,7 @@ class ContentRanks:
         for result in self.content.execute(step):
             if result.rank in sockets and result.rank != self._hang_up:
                 sockets[result.rank].send(encode(result))
-        for frame in self.content.route_frames(0.0):
+        for frame in self.content.frames(0.0):
             routes.send(encode(frame))
 
 
@@ -221,6 +222,7 @@ class ContentCell:
             num_kv_blocks=NUM_KV_BLOCKS,
             block_size=BLOCK_SIZE,
             route_shape=SHAPE,
+            score_budget_bytes=num_ranks * NUM_KV_BLOCKS * BLOCK_SIZE * SCORE_BYTES,
             route_budget_bytes=4 * num_ranks * NUM_KV_BLOCKS * BLOCK_SIZE * SHAPE.bytes_per_token,
             kv_bytes_per_block=64,
         )

@@ -8,13 +8,16 @@ replay with other experts or a token computed twice differently changes the outp
 import hashlib
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
 from cluster.errors import RankLostError
 from cluster.messages import (
+    LateFrame,
     RouteChunk,
     RouteFrame,
+    ScoreFrame,
     SentTraffic,
     SequenceStart,
     StepDescriptor,
@@ -22,6 +25,7 @@ from cluster.messages import (
     StepTimings,
 )
 from cluster.routes import ExpertRoutes, RouteShape
+from cluster.scores import ScoreColumns
 from cluster.types import Rank
 
 VOCAB = 97
@@ -47,6 +51,32 @@ def slot_content(hidden: bytes, topk_ids: np.ndarray) -> bytes:
 
 def next_token(content: bytes) -> int:
     return int.from_bytes(content[:4], "little") % VOCAB
+
+
+def score_of(content: bytes, token_id: int) -> tuple[float, int, float]:
+    """Of the token after the one with this content: its log-prob, the likeliest one and its log-prob."""
+    top = -int(content[4]) / 512
+    chosen = top if token_id == next_token(content) else top - 1 - token_id / VOCAB
+    return float(np.float32(chosen)), next_token(content), float(np.float32(top))
+
+
+def columns_of(scores: list[tuple[float, int, float]]) -> ScoreColumns:
+    return ScoreColumns(
+        np.array([chosen for chosen, _, _ in scores], np.float32),
+        np.ones(len(scores), np.int32),
+        np.array([top_id for _, top_id, _ in scores], np.int32),
+        np.array([top for _, _, top in scores], np.float32),
+    )
+
+
+def score_oracle(known: list[int]) -> list[tuple[float, int, float]]:
+    """Scores of all tokens from the second on, of a sequence that is computed by the gate."""
+    content, scores = _ROOT, []
+    for token_id, following in pairwise(known):
+        hidden = hidden_of(content, token_id)
+        content = slot_content(hidden, gate_routes(hidden))
+        scores.append(score_of(content, following))
+    return scores
 
 
 def oracle(prompt: list[int], num_tokens: int) -> tuple[list[int], np.ndarray]:
@@ -77,7 +107,7 @@ class StepRecord:
 class ContentWorkers:
     """Implements the engine's Workers protocol in this process.
 
-    frame_delay: route frames become visible only so many calls of `route_frames` later.
+    frame_delay: route frames become visible only so many calls of `frames` later.
     """
 
     num_ranks: int
@@ -90,7 +120,7 @@ class ContentWorkers:
     def __post_init__(self) -> None:
         self._kv: dict[tuple[int, int], bytes] = {}
         self._routes: dict[tuple[int, int], RouteChunk] = {}
-        self._frames: deque[tuple[int, RouteFrame]] = deque()
+        self._frames: deque[tuple[int, LateFrame]] = deque()
         self._calls = 0
         self.sequences: set[tuple[int, int]] = set()
 
@@ -113,7 +143,7 @@ class ContentWorkers:
         self._routes.clear()
         return results
 
-    def route_frames(self, timeout_seconds: float) -> list[RouteFrame]:
+    def frames(self, timeout_seconds: float) -> list[LateFrame]:
         self._calls += self.frame_delay + 1 if timeout_seconds else 1
         ready = []
         while self._frames and self._frames[0][0] <= self._calls:
@@ -122,6 +152,9 @@ class ContentWorkers:
 
     def _execute_rank(self, rank: int, step: StepDescriptor) -> StepResult:
         sampled: list[tuple[int, int]] = []
+        sampled_scores: list[tuple[float, int, float]] = []
+        asked: list[tuple[int, list[tuple[float, int, float]]]] = []
+        score_starts = np.concatenate([[0], np.cumsum(step.score_lens)])
         gated: list[tuple[int, np.ndarray]] = []
         token_starts = np.concatenate([[0], np.cumsum(step.num_tokens)])
         table_starts = np.concatenate([[0], np.cumsum(step.block_table_lens)])
@@ -132,7 +165,8 @@ class ContentWorkers:
             tokens = step.input_ids[token_starts[i] : token_starts[i + 1]]
             table = step.block_tables[table_starts[i] : table_starts[i + 1]]
             chunk = self._routes[rank, int(step.route_ids[i])] if step.route_ids[i] >= 0 else None
-            routes, content = self._compute(
+            targets = step.score_target_ids[score_starts[i] : score_starts[i + 1]].tolist()
+            routes, contents = self._compute(
                 rank,
                 int(step.first_positions[i]),
                 tokens,
@@ -145,8 +179,13 @@ class ContentWorkers:
             if seq_id in self.poisoned:
                 poisoned.append(seq_id)
             elif step.samples[i]:
-                sampled.append((seq_id, next_token(content)))
+                sampled.append((seq_id, next_token(contents[-1])))
+                sampled_scores.append(score_of(contents[-1], next_token(contents[-1])))
+            if targets:
+                scored = zip(contents, targets, strict=False)
+                asked.append((seq_id, [score_of(*pair) for pair in scored]))
         self._emit(rank, step.step_id, gated)
+        self._emit_scores(rank, step.step_id, asked)
         num_gate = sum(len(routes) for _, routes in gated)
         total = int(step.num_tokens[step.ranks == rank].sum())
         self.steps[-1].gate_tokens[rank] = num_gate
@@ -160,6 +199,7 @@ class ContentWorkers:
             gate_tokens=num_gate,
             expert_load=np.zeros((2, 2), np.int32),
             sent=SentTraffic(0, 0),
+            scores=columns_of(sampled_scores),
             timings=StepTimings(0.0, 0.0, 0.0, 0.0, 0.0, 0.0),
         )
 
@@ -175,11 +215,11 @@ class ContentWorkers:
         table: np.ndarray,
         chunk: RouteChunk | None,
         num_suppressed: int,
-    ) -> tuple[np.ndarray, bytes]:
+    ) -> tuple[np.ndarray, list[bytes]]:
         size = self.block_size
         slots = [int(table[p // size]) * size + p % size for p in range(first + len(tokens))]
         content = self._kv[rank, slots[first - 1]] if first else _ROOT
-        routes = []
+        routes, contents = [], []
         for offset, token in enumerate(tokens.tolist()):
             hidden = hidden_of(content, token)
             topk = self.gate(hidden) if chunk is None else chunk.topk_ids[offset]
@@ -189,7 +229,22 @@ class ContentWorkers:
                 assert self._kv[rank, slots[first + offset]] == content, "the KV is not there"
             else:
                 self._kv[rank, slots[first + offset]] = content
-        return np.stack(routes), content
+            contents.append(content)
+        return np.stack(routes), contents
+
+    def _emit_scores(
+        self, rank: int, step_id: int, asked: list[tuple[int, list[tuple[float, int, float]]]]
+    ) -> None:
+        if not asked:
+            return
+        frame = ScoreFrame(
+            rank=rank,
+            step_id=step_id,
+            seq_ids=np.array([seq_id for seq_id, _ in asked], np.int32),
+            num_tokens=np.array([len(scores) for _, scores in asked], np.int32),
+            scores=columns_of([score for _, scores in asked for score in scores]),
+        )
+        self._frames.append((self._calls + self.frame_delay + 1, frame))
 
     def _emit(self, rank: int, step_id: int, gated: list[tuple[int, np.ndarray]]) -> None:
         if not gated:

@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry
 from cluster.messages import Completion, SamplingParams, Submit
 from cluster.metrics import Metrics
 from cluster.routes import RouteShape
+from cluster.scores import SCORE_BYTES, ScoreColumns
 from cluster.types import DispatchMode, Namespace
 from prefix_store.store import PrefixStore
 from router_service.clients import Workers
@@ -27,6 +28,8 @@ class Generation:
     """What one client saw."""
 
     token_ids: list[int] = field(default_factory=list)
+    scores: list[ScoreColumns] = field(default_factory=list)
+    """Of each of them."""
     completion: Completion | None = None
 
 
@@ -69,6 +72,7 @@ class EngineHarness:
             * num_kv_blocks
             * block_size
             * route_shape.bytes_per_token,
+            score_budget_bytes=num_ranks * num_kv_blocks * block_size * SCORE_BYTES,
             kv_bytes_per_block=kv_bytes_per_block,
         )
         limits = SchedulerLimits(num_ranks, block_size, budget, max_num_seqs, max_num_waiting)
@@ -123,6 +127,8 @@ class EngineHarness:
         cache_salt: str | None = None,
         return_routes: bool = True,
         recompute_prompt: bool = False,
+        score_prompt: bool = False,
+        num_top_logprobs: int = 1,
     ) -> None:
         sampling = SamplingParams(max_tokens, temperature, top_p, seed, stop_token_ids)
         self.generations[request_id] = Generation()
@@ -134,7 +140,10 @@ class EngineHarness:
                 sampling,
                 cache_salt,
                 return_routes,
-                recompute_prompt,
+                recompute_prompt=recompute_prompt,
+                score_prompt=score_prompt,
+                num_top_logprobs=num_top_logprobs,
+                return_scores=True,
             ),
         )
 
@@ -147,6 +156,8 @@ class EngineHarness:
             generation = self.generations[item.delta.request_id]
             assert generation.completion is None, "a delta after the completion"
             generation.token_ids += item.delta.token_ids
+            if item.delta.scores is not None:
+                generation.scores += item.delta.scores.split()
             generation.completion = item.delta.completion
 
     def run(self, *, max_steps: int = 20_000) -> None:

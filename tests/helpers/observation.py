@@ -8,13 +8,12 @@ Letters: T tokens, V vocabulary.
 
 import os
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 from torch._C._distributed_c10d import Store
 
@@ -33,7 +32,6 @@ from expert_workers.model.numerics import DeterministicNumerics, FastNumerics
 from expert_workers.model.transformer import Transformer
 from expert_workers.model.weights import ModelWeights, MoeWeights, WeightTarget, load_weights
 from expert_workers.plan_cache import PlanCache
-from expert_workers.step_inputs import StepInputs
 from expert_workers.worker import ExpertWorker, StepOutcome
 from expert_workers.worker_builder import WorkerOptions, plan_shape, rank_identity
 
@@ -91,14 +89,14 @@ def logit_file(directory: Path, rank: int) -> Path:
 
 
 class ObservedTransformer(Transformer):
-    """Computes the logits of all tokens, keeps them and returns those that were asked for."""
+    """Keeps the logits of all tokens of the last step."""
 
-    logits: Tensor
+    every_logit: Tensor
 
-    def forward(self, inputs: StepInputs, *arguments: Any) -> Tensor:
-        every_token = replace(inputs, last_token_indices=torch.arange(inputs.num_tokens))
-        self.logits = super().forward(every_token, *arguments)
-        return self.logits.index_select(0, inputs.last_token_indices)
+    def hidden(self, *arguments: Any) -> Tensor:
+        hidden = super().hidden(*arguments)
+        self.every_logit = self.logits(hidden)
+        return hidden
 
 
 class ObservedWorker(ExpertWorker):
@@ -130,7 +128,7 @@ class ObservedWorker(ExpertWorker):
         chunks.sort(key=lambda chunk: (len(chunk.fragment_ids) > 0, chunk.route_id is not None))
         records = [(c.seq_id, c.first_position, c.num_tokens) for c in chunks]
         with logit_file(self._directory, self.rank).open("ab") as file:
-            file.write(self._observed.logits.numpy().tobytes())
+            file.write(self._observed.every_logit.numpy().tobytes())
         with chunk_file(self._directory, self.rank).open("ab") as file:
             file.write(np.array(records, CHUNK_RECORD).tobytes())
 

@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from cluster.prefix_match import Lease, Publication
 from cluster.routes import ExpertRoutes, RouteShape
+from cluster.scores import SCORE_BYTES
 from cluster.types import BlockId, Namespace, Rank
 from prefix_store.packed_routes import PackedRoutes
 from prefix_store.store import PrefixStore
@@ -30,6 +31,7 @@ def make_store(
     num_ranks: int = 2,
     num_kv_blocks: int = 16,
     max_route_blocks: int | None = None,
+    max_score_blocks: int = 0,
     shape: RouteShape = SHAPE,
     block_size: int = BLOCK_SIZE,
 ) -> PrefixStore:
@@ -40,6 +42,7 @@ def make_store(
         block_size=block_size,
         route_shape=shape,
         route_budget_bytes=blocks * route_block_bytes(shape, block_size),
+        score_budget_bytes=max_score_blocks * block_size * SCORE_BYTES,
         kv_bytes_per_block=KV_BYTES_PER_BLOCK,
     )
 

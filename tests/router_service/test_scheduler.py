@@ -16,6 +16,7 @@ from router_service.request import Request
 from router_service.scheduler import Schedule, ScheduledChunk, Scheduler
 from router_service.scheduler_limits import SchedulerLimits
 from router_service.step_metrics import StepMetrics
+from tests.helpers.content_workers import columns_of
 from tests.prefix_store.builders import (
     BLOCK_SIZE,
     KV_BYTES_PER_BLOCK,
@@ -63,6 +64,7 @@ class Cell:
             block_size=BLOCK_SIZE,
             route_shape=SHAPE,
             route_budget_bytes=4 * num_ranks * num_kv_blocks * route_block_bytes(),
+            score_budget_bytes=0,
             kv_bytes_per_block=KV_BYTES_PER_BLOCK,
         )
         limits = SchedulerLimits(num_ranks, BLOCK_SIZE, budget, max_num_seqs, 100)
@@ -100,7 +102,7 @@ class Cell:
             if not chunk.replays:
                 self._late.append((step_id, chunk))
             if chunk.samples:
-                chunk.request.append_token(NEXT_TOKEN)
+                chunk.request.append_token(NEXT_TOKEN, columns_of([(-1.0, NEXT_TOKEN, -1.0)]))
         if not routes_late:
             self.routes_arrive()
         for chunk in schedule.chunks:
@@ -110,7 +112,7 @@ class Cell:
     def routes_arrive(self) -> None:
         for step_id, chunk in self._late:
             assert chunk.request.home_rank is not None
-            self.publisher.record(step_id, chunk.request.home_rank, _routes_of(chunk))
+            self.publisher.record_routes(step_id, chunk.request.home_rank, _routes_of(chunk))
         self._late.clear()
 
 

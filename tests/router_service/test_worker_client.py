@@ -22,6 +22,7 @@ from cluster.messages import (
     WorkerReady,
     WorkerStop,
 )
+from cluster.scores import ScoreColumns
 from cluster.types import Rank, StepId
 from cluster.wire import Decoder, encode
 from router_service.step_builder import build_step
@@ -94,7 +95,10 @@ def make_step(step_id: int = 0) -> StepDescriptor:
 def make_result(rank: int, step_id: int = 0) -> StepResult:
     timings = StepTimings(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
     load = np.zeros((1, 1), np.int32)
-    return StepResult(rank, step_id, [rank], [5], [], 0, load, SentTraffic(0, 0), timings)
+    scores = ScoreColumns(
+        np.zeros(1, np.float32), np.ones(1, np.int32), *[np.zeros(1, np.int32)] * 2
+    )
+    return StepResult(rank, step_id, [rank], [5], [], 0, load, SentTraffic(0, 0), scores, timings)
 
 
 def make_frame(rank: int) -> RouteFrame:
@@ -300,10 +304,10 @@ def _held(ends: Ends) -> list[tuple[int, list[int]]]:
 
 
 def test_route_frames_that_have_arrived_come_all_at_once(ends: Ends) -> None:
-    assert ends.client.route_frames(0.0) == []
-    assert ends.client.route_frames(SHORT) == []
+    assert ends.client.frames(0.0) == []
+    assert ends.client.frames(SHORT) == []
     ends.routes.send(encode(make_frame(0)))
-    first = ends.client.route_frames(PATIENCE)
+    first = ends.client.frames(PATIENCE)
     assert [frame.rank for frame in first] == [0]
 
 
@@ -312,14 +316,14 @@ def test_a_death_ends_the_wait_for_routes(ends: Ends) -> None:
     ends.on_client_message = raise_lost(1)
     ends.launcher.send(b"rank 1 died")
     with pytest.raises(RankLostError, match="rank 1"):
-        ends.client.route_frames(PATIENCE)
+        ends.client.frames(PATIENCE)
 
 
 def test_a_worker_that_fails_ends_the_wait_for_routes(ends: Ends) -> None:
     ends.all_ready()
     ends.ranks[0].send(encode(WorkerFailed(0, 3, False, "killed")))
     with pytest.raises(RankLostError, match="rank 0"):
-        ends.client.route_frames(PATIENCE)
+        ends.client.frames(PATIENCE)
 
 
 def test_stop_reaches_the_living_although_another_is_gone(ends: Ends) -> None:

@@ -32,6 +32,7 @@ def test_a_route_budget_below_the_routes_of_all_kv_is_refused_with_both_numbers(
             block_size=B,
             route_shape=SHAPE,
             route_budget_bytes=needed - 1,
+            score_budget_bytes=0,
             kv_bytes_per_block=KV_BYTES_PER_BLOCK,
         )
 

@@ -83,7 +83,7 @@ def test_a_lost_rank_ends_every_request_with_one_error_that_names_it() -> None:
 
 def test_routes_that_never_arrive_are_an_error_that_names_the_rank() -> None:
     harness = make_harness(frame_delay=10**9)
-    harness.engine._workers.route_frames = lambda timeout: []
+    harness.engine._workers.frames = lambda timeout: []
     harness.submit("r", make_prompt(5), 1)
     harness.step()
     with pytest.raises(CellError, match="rank 0"):

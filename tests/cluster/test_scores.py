@@ -1,0 +1,58 @@
+"""Scores as columns and as the store keeps them."""
+
+import numpy as np
+
+from cluster import messages as m
+from cluster.scores import SCORE_BYTES, ScoreColumns, TokenScores
+from cluster.wire import Decoder, encode
+
+
+def make_columns() -> ScoreColumns:
+    return ScoreColumns(
+        np.array([-1.0, -2.0, -3.0], np.float32),
+        np.array([1, 3, 2], np.int32),
+        np.array([10, 20, 21, 22, 30, 31], np.int32),
+        -np.arange(6, dtype=np.float32),
+    )
+
+
+def test_a_score_takes_twelve_bytes() -> None:
+    assert SCORE_BYTES == 12
+    assert TokenScores.unknown(5).rows.nbytes == 60
+
+
+def test_columns_are_cut_with_their_alternatives() -> None:
+    columns = make_columns()
+    assert columns.slice(1, 3).top_ids.tolist() == [20, 21, 22, 30, 31]
+    assert columns.alternatives(2) == [(30, -4.0), (31, -5.0)]
+    parts = columns.split()
+    assert [part.top_ids.tolist() for part in parts] == [[10], [20, 21, 22], [30, 31]]
+    assert [part.chosen_logprobs.tolist() for part in parts] == [[-1.0], [-2.0], [-3.0]]
+    assert ScoreColumns.empty().split() == []
+
+
+def test_the_store_keeps_the_chosen_and_the_first_alternative() -> None:
+    stored = make_columns().stored()
+    assert stored.known.all()
+    assert stored.rows["top_id"].tolist() == [10, 20, 30]
+    assert stored.columns().chosen_logprobs.tolist() == [-1.0, -2.0, -3.0]
+    assert stored.columns().top_logprobs.tolist() == [0.0, -1.0, -4.0]
+
+
+def test_what_is_known_is_filled_in_and_never_changed() -> None:
+    scores = TokenScores.unknown(5)
+    assert not scores.known.any()
+    assert scores.fill(1, make_columns().stored()) == 3
+    later = make_columns().stored()
+    later.rows["chosen_logprob"] = -9.0
+    assert scores.fill(0, later) == 1
+    assert scores.rows["chosen_logprob"][:4].tolist() == [-9.0, -1.0, -2.0, -3.0]
+    assert scores.known.tolist() == [True, True, True, True, False]
+
+
+def test_a_score_frame_survives_the_wire() -> None:
+    ints = np.array([4], np.int32)
+    frame = m.ScoreFrame(1, 2, ints, np.array([3], np.int32), make_columns())
+    received = Decoder(m.LateFrame).decode(encode(frame))
+    assert isinstance(received, m.ScoreFrame)
+    assert received.scores.alternatives(1) == make_columns().alternatives(1)

@@ -1,0 +1,155 @@
+"""Scores in the store: filled in, never changed, cut with their node, evicted by their own budget."""
+
+import numpy as np
+import pytest
+
+from cluster.errors import StoreError
+from cluster.scores import SCORE_BYTES, TokenScores
+from prefix_store.store import PrefixStore
+from tests.prefix_store.builders import (
+    BLOCK_SIZE,
+    NAMESPACE,
+    RANK0,
+    branch,
+    finish,
+    insert,
+    make_store,
+    tokens,
+    write,
+)
+
+
+def made(values: list[float]) -> TokenScores:
+    """NaN: none."""
+    scores = TokenScores.unknown(len(values))
+    scores.rows["chosen_logprob"] = values
+    scores.rows["top_id"] = np.arange(len(values))
+    scores.rows["top_logprob"] = np.array(values) / 2
+    return scores
+
+
+def falling(first: int, end: int) -> TokenScores:
+    return made([-float(position) for position in range(first, end)])
+
+
+def read(store: PrefixStore, length: int, own: int = 0) -> list[float]:
+    """What the store knows of tokens(length), or of branch(length, own)."""
+    token_ids = branch(length, own) if own else tokens(length)
+    lease = store.acquire(NAMESPACE, token_ids, store.match(NAMESPACE, token_ids).num_route_tokens)
+    values: list[float] = store.scores(lease, 0, lease.num_tokens).rows["chosen_logprob"].tolist()
+    store.release(lease)
+    return values
+
+
+def test_scores_are_found_where_they_were_recorded_and_nowhere_else() -> None:
+    store = make_store(max_score_blocks=8)
+    written = write(store, tokens(12))
+    assert store.record_scores(written.lease, 3, falling(3, 10)) == 7
+    store.check_invariants()
+    assert store.scores(written.lease, 2, 11).known.tolist() == [False, *[True] * 7, False]
+    part = store.scores(written.lease, 5, 9).rows
+    assert part["chosen_logprob"].tolist() == [-5, -6, -7, -8]
+    assert part["top_logprob"].tolist() == [-2.5, -3, -3.5, -4]
+    finish(store, written)
+    store.check_invariants()
+    assert store.stats().score_bytes == 3 * BLOCK_SIZE * SCORE_BYTES
+
+
+def test_what_is_recorded_first_stays() -> None:
+    store = make_store(max_score_blocks=8)
+    written = write(store, tokens(8))
+    nan = float("nan")
+    store.record_scores(written.lease, 0, made([nan, -1, nan, -3]))
+    assert store.record_scores(written.lease, 0, made([-10, -11, -12, -13])) == 2
+    assert store.scores(written.lease, 0, 4).rows["chosen_logprob"].tolist() == [-10, -1, -12, -3]
+
+
+def test_what_is_read_is_a_copy() -> None:
+    store = make_store(max_score_blocks=8)
+    written = write(store, tokens(4))
+    store.record_scores(written.lease, 0, falling(0, 4))
+    store.scores(written.lease, 0, 4).rows["chosen_logprob"] = 5
+    assert store.scores(written.lease, 0, 4).rows["chosen_logprob"].tolist() == [0, -1, -2, -3]
+
+
+@pytest.mark.parametrize("shared", [4, 8, 12])
+def test_a_split_takes_the_scores_of_each_half_along(shared: int) -> None:
+    store = make_store(max_score_blocks=16)
+    written = write(store, tokens(16))
+    store.record_scores(written.lease, 0, falling(0, 16))
+    finish(store, written)
+    insert(store, branch(shared, 8))
+    store.check_invariants()
+    assert read(store, 16) == [-float(position) for position in range(16)]
+    known = read(store, shared, own=8)
+    assert known[:shared] == [-float(position) for position in range(shared)]
+    assert all(np.isnan(known[shared:]))
+
+
+def test_the_budget_evicts_the_scores_used_longest_ago_and_nothing_else() -> None:
+    store = make_store(max_score_blocks=3)
+    for first in (0, 1000, 2000):
+        written = write(store, tokens(8, first=first))
+        store.record_scores(written.lease, 0, falling(0, 8))
+        finish(store, written)
+        store.check_invariants()
+    stats = store.stats()
+    assert stats.score_bytes == 3 * BLOCK_SIZE * SCORE_BYTES
+    assert (stats.score_blocks_evicted, stats.route_blocks_evicted) == (3, 0)
+    assert store.match(NAMESPACE, tokens(8)).num_kv_tokens[RANK0] == 8
+    known = [
+        int(np.isfinite(store.scores(lease, 0, 8).rows["chosen_logprob"]).sum())
+        for first in (0, 1000, 2000)
+        for lease in [store.acquire(NAMESPACE, tokens(8, first=first), 8)]
+    ]
+    assert known == [0, 4, 8]
+
+
+def test_scores_of_leased_nodes_stay_and_what_finds_no_room_is_not_recorded() -> None:
+    store = make_store(max_score_blocks=2)
+    first, second = write(store, tokens(8)), write(store, tokens(8, first=1000))
+    assert store.record_scores(first.lease, 0, falling(0, 8)) == 8
+    assert store.record_scores(second.lease, 0, falling(0, 8)) == 0
+    store.check_invariants()
+    finish(store, first)
+    assert store.record_scores(second.lease, 0, falling(0, 4)) == 4
+    store.check_invariants()
+
+
+@pytest.mark.parametrize("part", ["scores", "routes", "all"])
+def test_eviction_by_command_counts_the_scores_that_go(part: str) -> None:
+    store = make_store(max_score_blocks=8)
+    written = write(store, tokens(8))
+    store.record_scores(written.lease, 0, falling(0, 8))
+    before = store.stats()
+    assert store.evict(part).kept_leased == 1
+    finish(store, written)
+    eviction = store.evict(part)
+    store.check_invariants()
+    after = store.stats()
+    assert after.score_bytes == 0
+    freed = before.score_bytes
+    if part != "scores":
+        freed += before.route_bytes + before.kv_bytes
+    assert eviction.num_bytes == freed
+    assert store.match(NAMESPACE, tokens(8)).num_route_tokens == (8 if part == "scores" else 0)
+
+
+def test_kv_that_goes_leaves_the_scores() -> None:
+    store = make_store(max_score_blocks=8)
+    written = write(store, tokens(8))
+    store.record_scores(written.lease, 0, falling(0, 8))
+    finish(store, written)
+    store.evict("kv")
+    assert read(store, 8) == [-float(position) for position in range(8)]
+    assert store.evict("scores").nodes == 1
+    assert store.evict("scores").nodes == 0
+
+
+def test_a_range_beyond_the_lease_is_refused() -> None:
+    store = make_store(max_score_blocks=8)
+    written = write(store, tokens(8))
+    with pytest.raises(StoreError, match=r"tokens \[4, 9\) under a lease of 8 tokens"):
+        store.scores(written.lease, 4, 9)
+    with pytest.raises(StoreError, match=r"tokens \[6, 10\) under a lease of 8 tokens"):
+        store.record_scores(written.lease, 6, falling(0, 4))

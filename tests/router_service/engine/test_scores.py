@@ -1,0 +1,153 @@
+"""Scores: of every generated token, of the prompt when asked, computed once and found in the store afterwards."""
+
+import random
+
+import pytest
+
+from cluster.messages import Completion
+from tests.helpers.content_engine import assert_undisturbed, make_harness, make_prompt
+from tests.helpers.content_workers import oracle, score_oracle
+from tests.helpers.engines import EngineHarness, Generation
+
+
+def scores_of(generation: Generation) -> list[tuple[float, int, float]]:
+    """Of the generated tokens."""
+    return [(float(s.chosen_logprobs[0]), *s.alternatives(0)[0]) for s in generation.scores]
+
+
+def prompt_scores(generation: Generation) -> list[tuple[float, int, float]]:
+    completion = generation.completion
+    assert isinstance(completion, Completion)
+    assert completion.prompt_scores is not None
+    rows = completion.prompt_scores.stored().rows
+    return [
+        (float(row["chosen_logprob"]), int(row["top_id"]), float(row["top_logprob"]))
+        for row in rows
+    ]
+
+
+def ask(harness: EngineHarness, name: str, prompt: list[int], max_tokens: int) -> Generation:
+    harness.submit(name, prompt, max_tokens, score_prompt=True)
+    harness.run()
+    return harness.generations[name]
+
+
+def num_computed(harness: EngineHarness, since: int) -> int:
+    steps = harness.engine._workers.steps[since:]
+    return sum(step.gate_tokens[0] + step.replayed_tokens[0] for step in steps)
+
+
+def expected_scores(prompt: list[int], max_tokens: int) -> list[tuple[float, int, float]]:
+    output, _ = oracle(prompt, max_tokens)
+    return score_oracle([*prompt, *output])
+
+
+@pytest.mark.parametrize("length", [1, 2, 4, 5, 8, 9, 33])
+@pytest.mark.parametrize("budget", [1, 3, 16, 64])
+def test_asked_prompt_scores_are_the_same_cold_cached_replayed_and_after_eviction(
+    length: int, budget: int
+) -> None:
+    harness = make_harness(budget=budget)
+    prompt = make_prompt(length)
+    expected = expected_scores(prompt, 4)
+    for number, part in enumerate((None, None, "kv", "scores", "all")):
+        if part is not None:
+            harness.engine.evict(part)
+        generation = ask(harness, f"r{number}", prompt, 4)
+        assert_undisturbed(generation, prompt, 4)
+        assert prompt_scores(generation) == expected[: length - 1]
+        assert scores_of(generation) == expected[length - 1 :]
+    harness.store.check_invariants()
+
+
+def test_scores_that_the_store_has_are_not_computed_again() -> None:
+    harness = make_harness()
+    prompt = make_prompt(33)
+    ask(harness, "cold", prompt, 1)
+    since = len(harness.engine._workers.steps)
+    again = ask(harness, "again", prompt, 1)
+    assert num_computed(harness, since) == 2  # the last token is in no full block, so its score is not stored
+    assert again.completion.cached_tokens == 31
+    assert prompt_scores(again) == expected_scores(prompt, 1)[:32]
+
+
+def test_missing_scores_over_kept_kv_are_computed_from_the_first_missing_one_and_recorded() -> None:
+    harness = make_harness()
+    prompt = make_prompt(33)
+    ask(harness, "half", prompt[:17], 1)
+    harness.generate("plain", prompt, 1)
+    since = len(harness.engine._workers.steps)
+    asked = ask(harness, "asked", prompt, 1)
+    assert prompt_scores(asked) == expected_scores(prompt, 1)[:32]
+    assert asked.completion.cached_tokens == 15  # the score of token 16 comes out of position 15
+    assert num_computed(harness, since) == 33 - 15
+    since = len(harness.engine._workers.steps)
+    ask(harness, "again", prompt, 1)
+    assert num_computed(harness, since) == 2
+
+
+def test_generated_tokens_are_scored_for_who_scores_them_as_a_prompt_later() -> None:
+    harness = make_harness()
+    prompt = make_prompt(8)
+    first = ask(harness, "first", prompt, 24)
+    follow_up = [*prompt, *first.token_ids, 5, 6]
+    since = len(harness.engine._workers.steps)
+    second = ask(harness, "second", follow_up, 1)
+    assert prompt_scores(second) == expected_scores(follow_up, 1)[:-1]
+    assert second.completion.cached_tokens == 27
+    assert num_computed(harness, since) == len(follow_up) - 27
+
+
+@pytest.mark.parametrize("frame_delay", [0, 2])
+def test_a_preempted_request_scores_what_it_had_not_scored(frame_delay: int) -> None:
+    harness = make_harness(num_kv_blocks=9, budget=4, frame_delay=frame_delay)
+    older, younger = make_prompt(8, seed=1), make_prompt(14, seed=2)
+    harness.submit("older", older, 24, score_prompt=True)
+    harness.submit("younger", younger, 8, score_prompt=True)
+    harness.run()
+    assert harness.scheduler.num_preemptions > 0
+    for name, prompt, max_tokens in (("older", older, 24), ("younger", younger, 8)):
+        generation = harness.generations[name]
+        expected = expected_scores(prompt, max_tokens)
+        assert prompt_scores(generation) == expected[: len(prompt) - 1]
+        assert scores_of(generation) == expected[len(prompt) - 1 :]
+
+
+def test_without_the_store_scores_are_computed_each_time() -> None:
+    harness = make_harness()
+    harness.engine.set_features(prefix_store=False)
+    prompt = make_prompt(20)
+    for name in ("first", "second"):
+        assert prompt_scores(ask(harness, name, prompt, 2)) == expected_scores(prompt, 2)[:19]
+    assert harness.store.stats().score_bytes == 0
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_traffic_with_evictions_never_gives_another_score(seed: int) -> None:
+    rng = random.Random(seed)
+    harness = make_harness(
+        rng.choice([1, 2]),
+        num_kv_blocks=rng.choice([16, 40]),
+        budget=rng.choice([3, 16]),
+        frame_delay=rng.choice([0, 2]),
+    )
+    stems = [make_prompt(rng.randrange(1, 30), seed=50 + i) for i in range(3)]
+    asked: dict[str, tuple[list[int], int]] = {}
+    for number in range(40):
+        stem = rng.choice(stems)
+        prompt = [*stem[: rng.randrange(1, len(stem) + 1)], *make_prompt(rng.randrange(9), number)]
+        scored, max_tokens = rng.random() < 0.6, rng.randrange(1, 12)
+        harness.submit(f"r{number}", prompt, max_tokens, score_prompt=scored)
+        if scored:
+            asked[f"r{number}"] = prompt, max_tokens
+        for _ in range(rng.randrange(4)):
+            if harness.engine.has_work:
+                harness.step()
+        if rng.random() < 0.15:
+            harness.engine.evict(rng.choice(["kv", "scores", "routes"]))
+        harness.store.check_invariants()
+    harness.run()
+    for name, (prompt, max_tokens) in asked.items():
+        expected = expected_scores(prompt, max_tokens)
+        assert prompt_scores(harness.generations[name]) == expected[: len(prompt) - 1]
+        assert scores_of(harness.generations[name]) == expected[len(prompt) - 1 :]
