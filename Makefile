@@ -5,7 +5,7 @@ PIP_ARGS ?=
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: serve test oracle lint install
+.PHONY: serve test oracle load lint install
 
 install: $(STAMP)
 
@@ -29,3 +29,7 @@ test: lint
 # Everything against transformers: hours; started again it goes on. ORACLE_ARGS=--quick for minutes.
 oracle: install
 	$(BIN)/python -m tests.oracle_matrix --out docs/oracle.md --keep .oracle $(ORACLE_ARGS)
+
+# A minute of chats and shared prefixes against HOST=http://…, or against a server of its own.
+load: install
+	$(BIN)/python -m loadtest --out docs/load.md $(if $(HOST),--host $(HOST)) $(LOAD_ARGS)

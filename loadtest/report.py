@@ -7,8 +7,10 @@ import msgspec
 
 from loadtest.answer import TokenCounts
 
-FULL, TTFT, ITL = "full", "ttft", "itl"
-"""Kinds of rows: whole requests, time to first token, inter-token latency."""
+FULL, TTFT, ITL, LATE = "full", "ttft", "itl", "late"
+"""Kinds of rows: whole requests, time to first token, inter-token latency, sent after it was due."""
+RESULTS_BEGIN, RESULTS_END = "<!-- results -->", "<!-- end of results -->"
+"""Marks in a document, which stay."""
 
 
 @dataclass(frozen=True)
@@ -95,3 +97,12 @@ def _token_line(user: str, tokens: TokenCounts, report: LoadReport) -> str:
 
 def _error_list(report: LoadReport) -> str:
     return "\n".join(f"- {count} × {message}" for message, count in sorted(report.errors.items()))
+
+
+def with_results(document: str, results: str) -> str:
+    """The document with other results between its two marks. Raises ValueError when it lacks them."""
+    before, begin, rest = document.partition(RESULTS_BEGIN)
+    _, end, after = rest.partition(RESULTS_END)
+    if not begin or not end:
+        raise ValueError(f"no {RESULTS_BEGIN} … {RESULTS_END} in the document")
+    return f"{before}{begin}\n\n{results.strip()}\n\n{end}{after}"

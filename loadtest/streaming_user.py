@@ -19,13 +19,13 @@ from locust.env import Environment
 from locust.runners import LocalRunner
 
 from loadtest.answer import Answer, AnswerFailed, TokenCounts, read_answer
-from loadtest.report import FULL, ITL, TTFT, LatencyRow, LoadReport, to_json, to_markdown
+from loadtest.report import FULL, ITL, LATE, TTFT, LatencyRow, LoadReport, to_json, to_markdown
 from loadtest.workload import PromptRequest
 
 CONNECT_SECONDS = 10.0
 READ_SECONDS = 120.0
 """Longest silence inside a stream, and before it."""
-_KINDS = (FULL, TTFT, ITL)
+_KINDS = (FULL, TTFT, ITL, LATE)
 _CHUNK_BYTES = 65536
 
 
@@ -116,12 +116,12 @@ class StreamingUser(User):
         try:
             answer = self._stream(path, msgspec.json.encode(body), clock)
         except (AnswerFailed, urllib3.exceptions.HTTPError) as error:
-            self._report(FULL, user, clock(), error)
+            self.report(FULL, user, clock(), error)
             return None
-        self._report(FULL, user, clock())
-        self._report(TTFT, user, answer.first_seconds)
+        self.report(FULL, user, clock())
+        self.report(TTFT, user, answer.first_seconds)
         for seconds in answer.gap_seconds:
-            self._report(ITL, user, seconds)
+            self.report(ITL, user, seconds)
         self.load.count(user, answer.tokens)
         return answer
 
@@ -134,7 +134,7 @@ class StreamingUser(User):
                 raise AnswerFailed(f"status {response.status}: {text[:500]}")
             return read_answer(response.stream(_CHUNK_BYTES), clock)
 
-    def _report(
+    def report(
         self, kind: str, user: str, seconds: float, failure: Exception | None = None
     ) -> None:
         self.environment.events.request.fire(

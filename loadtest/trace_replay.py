@@ -79,6 +79,24 @@ def scaled_request(row: TraceRow, scale: TraceScale, seed: int) -> PromptRequest
     return PromptRequest(token_ids[:num_prompt_tokens], num_output_tokens)
 
 
+@dataclass(frozen=True)
+class Arrival:
+    """A request and when it is due, in seconds from the start."""
+
+    seconds: float
+    request: PromptRequest
+
+
+def arrivals(
+    rows: Iterable[TraceRow], scale: TraceScale, seed: int, speed: float
+) -> Iterator[Arrival]:
+    """The rows that fit the context, `speed` times as fast as they were recorded."""
+    for row in rows:
+        request = scaled_request(row, scale, seed)
+        if request is not None:
+            yield Arrival(row.arrival_seconds / speed, request)
+
+
 def _block(hash_id: int, scale: TraceScale, seed: int) -> list[int]:
     draw = random.Random(f"block {seed} {hash_id}")
     return [
