@@ -108,9 +108,9 @@ class DeterministicNumerics:
 
     Float32 on CPU with one thread. What it rests on was measured with MKL: the rows of a product are bit-identical
     for any row count ≥ 4 and differ at 1 to 3, unless fewer than 16 columns come out of a row whose length is no
-    multiple of 4; `torch.bmm` takes another kernel below 400 multiplications per matrix; sums, means, maxima and exp
-    of a row do not depend on other rows, while `F.silu` and `torch.sigmoid` do (their vectorised body and scalar
-    tail round differently). `tests/expert_workers/model/test_numerics.py` holds all of it.
+    multiple of 4; `torch.bmm` takes another kernel below 400 multiplications per matrix, and one of its own for an odd
+    last row where 6 or 10 columns come out; sums, means, maxima and exp of a row do not depend on other rows, while
+    `F.silu` and `torch.sigmoid` do (their vectorised body and scalar tail round differently). `tests/expert_workers/model/test_numerics.py` holds all of it.
     """
 
     def __init__(self) -> None:
@@ -132,11 +132,14 @@ class DeterministicNumerics:
         return grouped_linear(*_pad_odd_columns(x, weight), group_ends)
 
     def per_head(self, x: Tensor, weight: Tensor) -> Tensor:
+        size_out = weight.shape[2]
+        weight = _pad_few_columns(weight)
         work_per_row = weight.shape[1] * weight.shape[2]
         min_rows = max(self.min_group_rows, -(-_SMALL_BMM // work_per_row))
         rows = _pad_rows(x, min_rows).transpose(0, 1).contiguous()
         rows, transposed = _pad_odd_columns(rows, weight.transpose(1, 2))
-        return torch.bmm(rows, transposed.transpose(1, 2)).transpose(0, 1)[: x.shape[0]]
+        product = torch.bmm(rows, transposed.transpose(1, 2)).transpose(0, 1)
+        return product[: x.shape[0], :, :size_out]
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return _rms_norm(x, weight, eps)
@@ -177,12 +180,13 @@ class DeterministicNumerics:
         )
         scores = scores.view(*tiled, KV_TILE)
         shares = scores.sub_(scores.amax(dim=(1, 4), keepdim=True)).exp_()
-        value_tiles = values.reshape(num_pairs * num_tiles, KV_TILE, values.shape[-1])
+        padded = _pad_few_columns(values)
+        value_tiles = padded.reshape(num_pairs * num_tiles, KV_TILE, padded.shape[-1])
         products = torch.bmm(shares.view(*rows.shape[:2], KV_TILE), value_tiles)
-        attended = _sum_in_order(products.view(*tiled, values.shape[-1]))
+        attended = _sum_in_order(products.view(*tiled, padded.shape[-1]))
         total = _sum_in_order(shares.sum(dim=-1, keepdim=True))
         attended = (attended / total + 0.0).view(num_seqs, num_kv_heads, *tiled[2:], -1)
-        return _by_token(attended)[:, :wanted]
+        return _by_token(attended)[:, :wanted, :, : values.shape[-1]]
 
 
 def _by_kv_head(queries: Tensor, num_kv_heads: int) -> Tensor:
@@ -240,6 +244,12 @@ def _pad_odd_columns(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     if missing == 0 or weight.shape[-2] >= 16:
         return x, weight
     return F.pad(x, (0, missing)), F.pad(weight, (0, missing))
+
+
+def _pad_few_columns(weight: Tensor) -> Tensor:
+    """weight: [..., in, out]. Appends zero columns where `torch.bmm` treats an odd last row in a way of its own."""
+    missing = -weight.shape[-1] % 4
+    return F.pad(weight, (0, missing)) if missing and weight.shape[-1] < 16 else weight
 
 
 def _sum_in_order(parts: Tensor) -> Tensor:

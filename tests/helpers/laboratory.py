@@ -22,7 +22,7 @@ from tests.helpers.states import (
     run_state,
     run_stored_states,
 )
-from tests.helpers.tiny_checkpoints import DEMO_MODEL_DIR, SHAPE_VARIANTS, write_tiny_checkpoint
+from tests.helpers.tiny_checkpoints import DEMO_MODEL_DIR, SHAPE_VARIANTS, write_variant
 
 MAX_TOKENS = 8
 BASELINE_BUDGET = 512
@@ -80,7 +80,7 @@ class Laboratory:
             return DEMO_MODEL_DIR
         directory = self._directory / model
         if not directory.exists():
-            write_tiny_checkpoint(directory, seed=4, **SHAPE_VARIANTS[model])
+            write_variant(directory, SHAPE_VARIANTS[model], seed=4)
         return directory
 
     def reference(self, model: str) -> ReferenceModel:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import DeepseekV3ForCausalLM
+from transformers import AutoModelForCausalLM
 
 from cluster.routes import ExpertRoutes, expert_id_dtype
 
@@ -32,7 +32,7 @@ class Reference:
 
 def load_reference(model_dir: Path) -> Any:
     """The model in float32 with plain attention and a plain loop over experts."""
-    model = DeepseekV3ForCausalLM.from_pretrained(
+    model = AutoModelForCausalLM.from_pretrained(
         model_dir,
         dtype=torch.float32,
         attn_implementation="eager",
@@ -97,18 +97,27 @@ def reference_pass(model: Any, token_ids: list[int]) -> Reference:
 
 def selection_margins(router_logits: Tensor, gate: Any) -> Tensor:
     """[T] for one layer's router logits [T, experts]."""
+    if not hasattr(gate, "e_score_correction_bias"):
+        return _gap_after(router_logits.softmax(dim=-1, dtype=torch.float32), gate.top_k)
+    return _grouped_margins(router_logits, gate)
+
+
+def _gap_after(scores: Tensor, num_chosen: int) -> Tensor:
+    """[T]: between the last chosen and the first refused of scores [T, n], infinite if all are chosen."""
+    if num_chosen == scores.shape[1]:
+        return torch.full(scores.shape[:1], float("inf"))
+    ordered = scores.sort(dim=-1, descending=True).values
+    return ordered[:, num_chosen - 1] - ordered[:, num_chosen]
+
+
+def _grouped_margins(router_logits: Tensor, gate: Any) -> Tensor:
+    """[T]. DeepSeek-V3: groups first, then the experts of those that are kept."""
     num_groups, kept_groups = gate.num_group, gate.topk_group
     scores = router_logits.sigmoid() + gate.e_score_correction_bias
     grouped = scores.view(scores.shape[0], num_groups, -1)
     groups, order = grouped.topk(2, dim=-1).values.sum(-1).sort(dim=-1, descending=True)
-    margin = torch.full(scores.shape[:1], float("inf"))
-    if kept_groups < num_groups:
-        margin = groups[:, kept_groups - 1] - groups[:, kept_groups]
     kept = grouped.gather(1, order[:, :kept_groups, None].expand(-1, -1, grouped.shape[2]))
-    experts = kept.flatten(1).sort(dim=-1, descending=True).values
-    if gate.top_k < experts.shape[1]:
-        margin = torch.minimum(margin, experts[:, gate.top_k - 1] - experts[:, gate.top_k])
-    return margin
+    return torch.minimum(_gap_after(groups, kept_groups), _gap_after(kept.flatten(1), gate.top_k))
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,10 @@ import torch
 from torch import Tensor
 
 
-def naive_attention(query: Tensor, rows: Tensor, value_width: int) -> Tensor:
-    """query: [w], already scaled; rows: [n, w], all of them visible. Returns [value_width] float64."""
-    wide = rows.to(torch.float64)
-    shares = torch.softmax(wide @ query.to(torch.float64), dim=0)
-    return shares @ wide[:, :value_width]
+def naive_attention(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """query: [w], already scaled; keys: [n, w], all of them visible; values: [n, v]. Returns [v] float64."""
+    shares = torch.softmax(keys.to(torch.float64) @ query.to(torch.float64), dim=0)
+    return shares @ values.to(torch.float64)
 
 
 def naive_mla(

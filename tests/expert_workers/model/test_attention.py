@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from expert_workers.kv_pool import KVPool
-from expert_workers.model.attention import AttentionPlan, attend
+from expert_workers.model.attention import AttentionPlan, LayerRows, attend
+from expert_workers.model.gqa import HeadRows
 from expert_workers.model.mla import LatentRows
 from expert_workers.model.numerics import DeterministicNumerics, FastNumerics, Numerics
 from expert_workers.model.rotary import RotaryTable
@@ -17,6 +18,7 @@ CPU = torch.device("cpu")
 NUMERICS = [FastNumerics(), DeterministicNumerics()]
 NAMES = ["fast", "deterministic"]
 WIDTH, VALUE_WIDTH, NUM_HEADS = 20, 12, 3
+"""Of the latent form: one row for all heads."""
 
 
 @dataclass(frozen=True)
@@ -27,23 +29,57 @@ class Sequence:
     num_tokens: int
 
 
+@dataclass(frozen=True)
+class Heads:
+    """num_kv_heads of keys and of values, each `width` wide."""
+
+    num_heads: int
+    num_kv_heads: int
+    width: int
+
+
+GROUPED = [
+    Heads(4, 2, 8),
+    Heads(4, 1, 8),
+    Heads(3, 3, 10),
+    Heads(3, 1, 6),
+    Heads(1, 1, 2),
+    Heads(16, 2, 6),
+]
+
+
 @dataclass(frozen=True, eq=False)
 class Case:
+    """heads: None in the latent form."""
+
     pool: KVPool
     inputs: StepInputs
     queries: Tensor
     slots: list[Tensor]
+    heads: Heads | None
+
+    @property
+    def kv_rows(self) -> LayerRows:
+        if self.heads is None:
+            return LatentRows(self.pool, 0, VALUE_WIDTH)
+        return HeadRows(self.pool, 0, self.heads.num_kv_heads, self.heads.width)
 
 
-def make_case(sequences: list[Sequence], block_size: int, filler: float = 0.0) -> Case:
+def make_case(
+    sequences: list[Sequence],
+    block_size: int,
+    filler: float = 0.0,
+    heads: Heads | None = None,
+) -> Case:
     """Random rows for every sequence in scattered blocks; every other slot of the pool holds `filler`."""
     generator = torch.Generator().manual_seed(4)
+    width = WIDTH if heads is None else 2 * heads.num_kv_heads * heads.width
     num_blocks = [-(-s.num_rows // block_size) for s in sequences]
     pool = KVPool(
         num_layers=1,
         num_blocks=sum(num_blocks) + 3,
         block_size=block_size,
-        width=WIDTH,
+        width=width,
         dtype=torch.float32,
         device=CPU,
     )
@@ -54,7 +90,7 @@ def make_case(sequences: list[Sequence], block_size: int, filler: float = 0.0) -
         for s, table in zip(sequences, tables, strict=True)
     ]
     for chosen in slots:
-        pool.write(0, chosen, torch.randn(len(chosen), WIDTH, generator=generator))
+        pool.write(0, chosen, torch.randn(len(chosen), width, generator=generator))
     ends = torch.tensor([0, *[s.num_tokens for s in sequences]]).cumsum(0).tolist()
     positions = torch.cat([torch.arange(s.num_rows - s.num_tokens, s.num_rows) for s in sequences])
     empty = torch.zeros(0, 1, 1)
@@ -70,15 +106,16 @@ def make_case(sequences: list[Sequence], block_size: int, filler: float = 0.0) -
         replay_topk_weights=empty,
         last_token_indices=torch.zeros(0, dtype=torch.int64),
     )
-    queries = torch.randn(ends[-1], NUM_HEADS, WIDTH, generator=generator)
-    return Case(pool, inputs, queries, slots)
+    query_shape = (NUM_HEADS, WIDTH) if heads is None else (heads.num_heads, heads.width)
+    queries = torch.randn(ends[-1], *query_shape, generator=generator)
+    return Case(pool, inputs, queries, slots, heads)
 
 
 def attended(case: Case, numerics: Numerics) -> Tensor:
     table = RotaryTable(torch.ones(1), 1.0, 2048)
     rotation = table.at(case.inputs.positions, torch.float32)
     plan = AttentionPlan.of(case.inputs, rotation, case.pool.block_size)
-    return attend(plan, case.queries, LatentRows(case.pool, 0, VALUE_WIDTH), numerics)
+    return attend(plan, case.queries, case.kv_rows, numerics)
 
 
 def expected_values(case: Case) -> Tensor:
@@ -88,9 +125,25 @@ def expected_values(case: Case) -> Tensor:
         rows = case.pool.rows[0, slots]
         for token in range(start, end):
             visible = rows[: int(case.inputs.positions[token]) + 1]
-            heads = [naive_attention(query, visible, VALUE_WIDTH) for query in case.queries[token]]
-            chunks.append(torch.stack(heads))
+            chunks.append(_expected_heads(case, token, visible))
     return torch.stack(chunks).to(torch.float32)
+
+
+def _expected_heads(case: Case, token: int, rows: Tensor) -> Tensor:
+    """rows: [n, width], those that the token sees. Returns [Hd, v]."""
+    queries, heads = case.queries[token], case.heads
+    if heads is None:
+        return torch.stack(
+            [naive_attention(query, rows, rows[:, :VALUE_WIDTH]) for query in queries]
+        )
+    keys, values = rows.view(len(rows), 2, heads.num_kv_heads, heads.width).unbind(1)
+    num_sharing = heads.num_heads // heads.num_kv_heads
+    return torch.stack(
+        [
+            naive_attention(query, keys[:, head // num_sharing], values[:, head // num_sharing])
+            for head, query in enumerate(queries)
+        ]
+    )
 
 
 MIXED = [
@@ -118,8 +171,20 @@ def test_what_unused_slots_hold_never_shows(numerics: Numerics) -> None:
     assert torch.equal(attended(dirty, numerics), attended(clean, numerics))
 
 
-def test_deterministic_results_are_the_same_alone_and_among_others() -> None:
-    case = make_case(MIXED, 16)
+@pytest.mark.parametrize("numerics", NUMERICS, ids=NAMES)
+@pytest.mark.parametrize("heads", GROUPED, ids=str)
+def test_heads_that_share_keys_and_values_equal_naive_attention(
+    numerics: Numerics, heads: Heads
+) -> None:
+    case = make_case(MIXED, 16, filler=float("nan"), heads=heads)
+    torch.testing.assert_close(
+        attended(case, numerics), expected_values(case), rtol=1e-4, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("heads", [None, *GROUPED], ids=str)
+def test_deterministic_results_are_the_same_alone_and_among_others(heads: Heads | None) -> None:
+    case = make_case(MIXED, 16, heads=heads)
     numerics = DeterministicNumerics()
     together = attended(case, numerics)
     starts = case.inputs.cu_seqlens_q
@@ -143,7 +208,7 @@ def _alone(case: Case, index: int, start: int, end: int) -> Case:
         replay_topk_weights=case.inputs.replay_topk_weights,
         last_token_indices=case.inputs.last_token_indices,
     )
-    return Case(case.pool, inputs, case.queries[start:end], [case.slots[index]])
+    return Case(case.pool, inputs, case.queries[start:end], [case.slots[index]], case.heads)
 
 
 def test_step_without_tokens_has_no_spans() -> None:

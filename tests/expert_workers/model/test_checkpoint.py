@@ -12,9 +12,11 @@ from cluster.model_config.read import read_model_spec
 from expert_workers.model.checkpoint import INDEX_FILE, SINGLE_FILE, check_checkpoint
 from tests.helpers.tiny_checkpoints import (
     DEMO_MODEL_DIR,
+    SHAPE_VARIANTS,
     CheckpointForm,
     write_json,
     write_tiny_checkpoint,
+    write_variant,
 )
 
 GATE = "model.layers.1.mlp.gate.weight"
@@ -79,6 +81,46 @@ def test_missing_tensor_is_named_with_its_shape(tmp_path: Path) -> None:
     with pytest.raises(
         CheckpointError, match=r"layers\.0\.self_attn\.q_a_proj\.bias \[32\] is missing"
     ):
+        check(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("attention_bias", True, r"q_proj\.bias \[96\] is missing"),
+        ("num_key_value_heads", 4, r"k_proj\.weight has shape \[48, 64\], expected \[96, 64\]"),
+        ("mlp_only_layers", [0], r"layers\.0\.mlp\.gate_proj\.weight \[96, 64\] is missing"),
+        ("num_local_experts", 17, r"mlp\.gate\.weight has shape \[16, 64\], expected \[17, 64\]"),
+    ],
+)
+def test_a_config_that_says_otherwise_is_told_by_tensor_and_shape(
+    tmp_path: Path, key: str, value: Any, expected: str
+) -> None:
+    write_variant(tmp_path, SHAPE_VARIANTS["qwen3"], seed=1)
+    config = json.loads((tmp_path / "config.json").read_text())
+    write_json(tmp_path / "config.json", config | {key: value})
+    with pytest.raises(CheckpointError, match=expected):
+        check(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["plain", "qwen3"])
+def test_stacked_experts_are_found_one_by_one(tmp_path: Path, name: str) -> None:
+    whole, stacked = (
+        check(write_variant(tmp_path / str(form), SHAPE_VARIANTS[name], seed=1, form=form))
+        for form in (CheckpointForm(), CheckpointForm(stacked_experts=True))
+    )
+    assert {n: e.shape for n, e in stacked.items()} == {n: e.shape for n, e in whole.items()}
+    assert {n: e.num_bytes for n, e in stacked.items()} == {
+        n: e.num_bytes for n, e in whole.items()
+    }
+
+
+def test_wrong_shape_of_a_stack_names_it_and_both_shapes(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, stacked_experts=True)
+    stack = "model.layers.1.mlp.experts.gate_up_proj"
+    rewrite_header(tmp_path / SINGLE_FILE, stack, shape=[16, 32, 128])
+    expected = rf"tensor {stack} has shape \[16, 32, 128\], expected \[16, 64, 64\]"
+    with pytest.raises(CheckpointError, match=expected):
         check(tmp_path)
 
 

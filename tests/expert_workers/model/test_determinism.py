@@ -11,9 +11,18 @@ from cluster.routes import ExpertRoutes
 from expert_workers.model.numerics import DeterministicNumerics, FastNumerics
 from expert_workers.model.weights import LayerWeights, ModelWeights, MoeWeights
 from tests.helpers.model_runner import Chunk, ModelRunner, StepOutcome, prompt_tokens
-from tests.helpers.tiny_checkpoints import DEMO_MODEL_DIR, SHAPE_VARIANTS, write_tiny_checkpoint
+from tests.helpers.tiny_checkpoints import DEMO_MODEL_DIR, SHAPE_VARIANTS, write_variant
 
 PROMPT = prompt_tokens(600, seed=11)
+
+
+FAMILIES = ["demo", "qwen3"]
+
+
+def model_of(directory: Path, name: str) -> Path:
+    if name == "demo":
+        return DEMO_MODEL_DIR
+    return write_variant(directory, SHAPE_VARIANTS[name], seed=2)
 
 
 def chunked(runner: ModelRunner, token_ids: list[int], size: int) -> list[StepOutcome]:
@@ -57,7 +66,7 @@ def test_chunks_of_any_size_give_the_bytes_of_the_whole_prompt(size: int) -> Non
 
 @pytest.mark.parametrize("name", SHAPE_VARIANTS)
 def test_every_shape_gives_the_same_bytes_in_chunks_and_replayed(tmp_path: Path, name: str) -> None:
-    write_tiny_checkpoint(tmp_path, seed=2, **SHAPE_VARIANTS[name])
+    write_variant(tmp_path, SHAPE_VARIANTS[name], seed=2)
     runner = ModelRunner(tmp_path, DeterministicNumerics(), num_seqs=3)
     prompt = PROMPT[:150]
     first = runner.step([Chunk(0, prompt)])
@@ -68,9 +77,10 @@ def test_every_shape_gives_the_same_bytes_in_chunks_and_replayed(tmp_path: Path,
     assert kv_bytes(runner, 2, 150) == kv_bytes(runner, 1, 150) == kv_bytes(runner, 0, 150)
 
 
-def test_neighbours_in_a_step_change_nothing() -> None:
+@pytest.mark.parametrize("name", FAMILIES)
+def test_neighbours_in_a_step_change_nothing(tmp_path: Path, name: str) -> None:
     """Six decodes of different lengths, a prefill and a replay together, and each of them alone."""
-    runner = ModelRunner(DEMO_MODEL_DIR, DeterministicNumerics(), num_seqs=8)
+    runner = ModelRunner(model_of(tmp_path, name), DeterministicNumerics(), num_seqs=8)
     lengths = [1, 40, 64, 65, 300, 599]
     for seq, length in enumerate(lengths):
         runner.step([Chunk(seq, PROMPT[:length])])
@@ -83,8 +93,9 @@ def test_neighbours_in_a_step_change_nothing() -> None:
     assert joined([together], runner)[1:] == joined(alone, runner)[1:]
 
 
-def test_replay_computes_no_gate_and_gives_the_same_bytes() -> None:
-    runner = ModelRunner(DEMO_MODEL_DIR, DeterministicNumerics(), num_seqs=3)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_replay_computes_no_gate_and_gives_the_same_bytes(tmp_path: Path, name: str) -> None:
+    runner = ModelRunner(model_of(tmp_path, name), DeterministicNumerics(), num_seqs=3)
     first = runner.step([Chunk(0, PROMPT)])
     runner.use_weights(with_nan_gates(runner.weights))
     replayed = runner.step([Chunk(1, PROMPT, replay=first.routes)])

@@ -34,7 +34,8 @@ def test_rows_of_linear_are_independent(size_in: int, size_out: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("size_in", "size_out"), [(4, 4), (8, 8), (10, 6), (10, 26), (16, 32), (128, 512)]
+    ("size_in", "size_out"),
+    [(4, 4), (8, 8), (10, 6), (10, 26), (16, 6), (32, 10), (16, 32), (128, 512)],
 )
 def test_rows_of_per_head_are_independent(size_in: int, size_out: int) -> None:
     weight = normal(3, size_in, size_out, seed=1)
@@ -54,6 +55,22 @@ def test_rows_of_rms_norm_are_independent(width: int) -> None:
     weight = normal(width, seed=1)
     assert_rows_are_independent(
         lambda rows: DETERMINISTIC.rms_norm(rows, weight, 1e-6), normal(64, width)
+    )
+
+
+@pytest.mark.parametrize("width", [1, 5, 16, 128, 320])
+def test_rows_of_softmax_are_independent_and_those_of_torch(width: int) -> None:
+    x = 4.0 * normal(64, width)
+    assert_rows_are_independent(DETERMINISTIC.softmax, x)
+    torch.testing.assert_close(DETERMINISTIC.softmax(x), torch.softmax(x, dim=-1))
+
+
+def test_rms_norm_of_heads_is_that_of_their_rows() -> None:
+    x, weight = normal(5, 3, 24), normal(24, seed=1)
+    heads = DETERMINISTIC.rms_norm(x, weight, 1e-6)
+    assert torch.equal(heads.view(15, 24), DETERMINISTIC.rms_norm(x.view(15, 24), weight, 1e-6))
+    assert_rows_are_independent(
+        lambda rows: DETERMINISTIC.rms_norm(rows, weight, 1e-6), normal(64, 3, 24)
     )
 
 

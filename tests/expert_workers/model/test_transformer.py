@@ -12,7 +12,7 @@ from expert_workers.model.numerics import DeterministicNumerics, FastNumerics, N
 from expert_workers.route_recorder import StepRoutes
 from expert_workers.stopwatch import Stopwatch
 from tests.helpers.model_runner import CPU, Chunk, ModelRunner, prompt_tokens
-from tests.helpers.tiny_checkpoints import write_tiny_checkpoint
+from tests.helpers.tiny_checkpoints import SHAPE_VARIANTS, write_tiny_checkpoint, write_variant
 
 NUMERICS = [FastNumerics(), DeterministicNumerics()]
 NAMES = ["fast", "deterministic"]
@@ -115,8 +115,9 @@ def test_mixed_steps_of_gate_and_replay_record_the_gate_s_tokens_only(tmp_path: 
     torch.testing.assert_close(mixed.logits[7:], first.logits, rtol=1e-5, atol=1e-4)
 
 
-def test_bfloat16_runs_and_stays_near_float32(tmp_path: Path) -> None:
-    write_tiny_checkpoint(tmp_path, seed=1)
+@pytest.mark.parametrize("name", ["plain", "qwen3"])
+def test_bfloat16_runs_and_stays_near_float32(tmp_path: Path, name: str) -> None:
+    write_variant(tmp_path, SHAPE_VARIANTS[name], seed=1)
     wide = ModelRunner(tmp_path, FastNumerics())
     narrow = ModelRunner(tmp_path, FastNumerics(), dtype=torch.bfloat16)
     prompt = prompt_tokens(40, seed=1)

@@ -19,6 +19,7 @@ from tests.helpers.tiny_checkpoints import (
     SHAPE_VARIANTS,
     CheckpointForm,
     write_tiny_checkpoint,
+    write_variant,
 )
 
 NUMERICS = [FastNumerics(), DeterministicNumerics()]
@@ -63,15 +64,22 @@ def test_demo_model_agrees_over_a_long_prompt(numerics: Numerics) -> None:
 @pytest.mark.parametrize("name", SHAPE_VARIANTS)
 @pytest.mark.parametrize("numerics", NUMERICS, ids=NAMES)
 def test_every_shape_agrees(tmp_path: Path, name: str, numerics: Numerics) -> None:
-    write_tiny_checkpoint(tmp_path, seed=4, **SHAPE_VARIANTS[name])
+    write_variant(tmp_path, SHAPE_VARIANTS[name], seed=4)
     check_against_reference(tmp_path, numerics, prompt_tokens(120, seed=22))
 
 
-@pytest.mark.parametrize("name", ["plain", "yarn"])
+@pytest.mark.parametrize("name", ["plain", "yarn", "qwen3", "qwen3_yarn"])
 def test_hub_spelling_in_shards_and_bfloat16_agrees(tmp_path: Path, name: str) -> None:
     form = CheckpointForm(hub_spelling=True, num_shards=3, dtype=torch.bfloat16)
-    write_tiny_checkpoint(tmp_path, seed=4, form=form, **SHAPE_VARIANTS[name])
+    write_variant(tmp_path, SHAPE_VARIANTS[name], seed=4, form=form)
     check_against_reference(tmp_path, FastNumerics(), prompt_tokens(120, seed=23))
+
+
+@pytest.mark.parametrize("name", ["plain", "qwen3_as_many_kv_heads"])
+def test_experts_stacked_in_one_tensor_agree(tmp_path: Path, name: str) -> None:
+    form = CheckpointForm(stacked_experts=True, num_shards=2)
+    write_variant(tmp_path, SHAPE_VARIANTS[name], seed=4, form=form)
+    check_against_reference(tmp_path, FastNumerics(), prompt_tokens(120, seed=25))
 
 
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")

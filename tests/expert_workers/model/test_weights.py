@@ -17,7 +17,12 @@ from expert_workers.model.weights import (
     load_weights,
     weight_share,
 )
-from tests.helpers.tiny_checkpoints import CheckpointForm, write_tiny_checkpoint
+from tests.helpers.tiny_checkpoints import (
+    SHAPE_VARIANTS,
+    CheckpointForm,
+    write_tiny_checkpoint,
+    write_variant,
+)
 
 CPU = torch.device("cpu")
 
@@ -65,18 +70,20 @@ def test_ranks_hold_their_slices_of_the_experts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("dtype", "name"), [(torch.float32, "float32"), (torch.bfloat16, "bfloat16")]
 )
+@pytest.mark.parametrize("variant", ["plain", "qwen3"])
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("ep_size", [1, 4])
 def test_the_share_told_from_headers_is_what_a_rank_holds(
-    ep_size: int, tied: bool, dtype: torch.dtype, name: ComputeDtype, tmp_path: Path
+    ep_size: int, tied: bool, variant: str, dtype: torch.dtype, name: ComputeDtype, tmp_path: Path
 ) -> None:
-    write_tiny_checkpoint(tmp_path, seed=1, tie_word_embeddings=tied)
+    config = SHAPE_VARIANTS[variant] | {"tie_word_embeddings": tied}
+    write_variant(tmp_path, config, seed=1, form=CheckpointForm(stacked_experts=tied))
     spec = read_model_spec(tmp_path)
     weights = load(tmp_path, rank=ep_size - 1, ep_size=ep_size, dtype=dtype)
     experts = ExpertPlacement.contiguous(16, ep_size).local_experts(ep_size - 1)
     share = weight_share(check_checkpoint(tmp_path, spec), experts, name)
     held = {tensor.data_ptr(): tensor.nbytes for tensor in tensors(weights)}
-    in_experts = [t for layer in (1, 2) for t in tensors(moe(weights, layer).experts)]
+    in_experts = [t for layer in spec.moe_layers for t in tensors(moe(weights, layer).experts)]
     assert share.expert_bytes == sum(tensor.nbytes for tensor in in_experts)
     assert share.replicated_bytes + share.expert_bytes == sum(held.values())
 
@@ -85,6 +92,21 @@ def test_shards_load_the_same_weights_as_one_file(tmp_path: Path) -> None:
     whole = load(write_tiny_checkpoint(tmp_path / "a", seed=1))
     sharded = load(write_tiny_checkpoint(tmp_path / "b", seed=1, form=CheckpointForm(num_shards=4)))
     pairs = zip(tensors(whole), tensors(sharded), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
+
+
+@pytest.mark.parametrize("name", ["plain", "qwen3_as_many_kv_heads"])
+@pytest.mark.parametrize("rank", [0, 3])
+def test_stacked_experts_load_as_the_same_weights(tmp_path: Path, name: str, rank: int) -> None:
+    whole, stacked = (
+        load(
+            write_variant(tmp_path / str(form), SHAPE_VARIANTS[name], seed=1, form=form),
+            rank=rank,
+            ep_size=4,
+        )
+        for form in (CheckpointForm(), CheckpointForm(stacked_experts=True))
+    )
+    pairs = zip(tensors(whole), tensors(stacked), strict=True)
     assert all(torch.equal(one, other) for one, other in pairs)
 
 
