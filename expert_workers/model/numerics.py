@@ -110,7 +110,8 @@ class DeterministicNumerics:
     for any row count ≥ 4 and differ at 1 to 3, unless fewer than 16 columns come out of a row whose length is no
     multiple of 4; `torch.bmm` takes another kernel below 400 multiplications per matrix, and one of its own for an odd
     last row where 6 or 10 columns come out; sums, means, maxima and exp of a row do not depend on other rows, while
-    `F.silu` and `torch.sigmoid` do (their vectorised body and scalar tail round differently). `tests/expert_workers/model/test_numerics.py` holds all of it.
+    `F.silu` and `torch.sigmoid` do (their vectorised body and scalar tail round differently).
+    `tests/expert_workers/model/test_numerics.py` holds all of it.
     """
 
     def __init__(self) -> None:
