@@ -201,7 +201,7 @@ def _bench_plans(parsed: argparse.Namespace) -> int:
 
 
 def _bench_prefix(config: Config, parsed: argparse.Namespace) -> int:
-    from deploy.bench import chart, prefix  # as above
+    from deploy.bench import chart, comparison, prefix  # as above
     from deploy.bench.report import markdown, report
 
     chart.check_drawable(parsed.png)
@@ -210,7 +210,7 @@ def _bench_prefix(config: Config, parsed: argparse.Namespace) -> int:
     )
     rows = prefix.run(config, sizes)
     print(markdown(rows))
-    print(f"\n{prefix.LEFT_OUT}")
+    print(f"\n{comparison.sentence(rows)}")
     write_json(report(rows), parsed.json)
     chart.draw(rows, parsed.png)
     return 0

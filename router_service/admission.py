@@ -125,11 +125,21 @@ class Admission:
             load -= max(0, num_kv - computing.num_computed_tokens)
         routes_end = max(request.num_recorded_tokens, self._num_store_routes(request))
         routed = max(0, routes_end - num_kv)
+        own = request.num_tokens - num_kv - routed
         again = num_kv - min(num_kv, request.first_needed_token)
-        own = request.num_tokens - num_kv - routed + again
         key = self._last_routed_key(request)
         sharers = max(1, self._sharers[key]) if key is not None else 1
-        return RankCandidate(rank, num_kv, routed, sharers, own, load), num_kv_now
+        replays_again = routes_end >= num_kv  # else by the gate, as what no rank has
+        candidate = RankCandidate(
+            rank,
+            num_kv,
+            routed,
+            sharers,
+            num_own=own + again * (not replays_again),
+            load=load,
+            num_own_replay=again * replays_again,
+        )
+        return candidate, num_kv_now
 
     def _computing(self, request: Request, rank: Rank, num_kv_now: int) -> Request | None:
         """The running request of this rank that computes the next full block after the KV match."""

@@ -25,6 +25,7 @@ class RankCandidate:
 
     num_kv_tokens:     prefix whose KV is there, or is being computed there by a running request
     num_shared_replay: tokens with routes to replay there, which `num_sharers` waiting requests would all use
+    num_own_replay:    tokens whose KV is there and which it replays all the same, for their hidden states
     num_own:           tokens that only this request needs computed
     load:              queued tokens and running sequences of others, in computed tokens
     """
@@ -35,10 +36,12 @@ class RankCandidate:
     num_sharers: int
     num_own: int
     load: float
+    num_own_replay: int = 0
 
     @property
     def cost(self) -> float:
-        return self.load + self.num_own + REPLAY_COST * self.num_shared_replay / self.num_sharers
+        num_replay = self.num_shared_replay / self.num_sharers + self.num_own_replay
+        return self.load + self.num_own + REPLAY_COST * num_replay
 
 
 def select_home_rank(candidates: Sequence[RankCandidate]) -> RankCandidate:

@@ -175,11 +175,20 @@ class LocalCell:
         prompt: Sequence[int],
         max_tokens: int,
         cache_salt: str | None = None,
+        *,
+        recompute_prompt: bool = False,
     ) -> None:
         """Greedy, to the last token."""
         sampling = SamplingParams(max_tokens, 0.0, 1.0, None, ())
-        ids = np.array(prompt, np.int32)
-        self.engine.submit(_CLIENT, Submit(request_id, ids, sampling, cache_salt, False))
+        submit = Submit(
+            request_id,
+            np.array(prompt, np.int32),
+            sampling,
+            cache_salt,
+            False,
+            recompute_prompt=recompute_prompt,
+        )
+        self.engine.submit(_CLIENT, submit)
 
     def run(self) -> dict[str, Completion]:
         """Until all is done."""
@@ -192,12 +201,18 @@ class LocalCell:
         return done
 
     def generate(
-        self, request_id: str, prompt: Sequence[int], max_tokens: int, cache_salt: str
+        self,
+        request_id: str,
+        prompt: Sequence[int],
+        max_tokens: int,
+        cache_salt: str,
+        *,
+        recompute_prompt: bool = False,
     ) -> Generation:
         """Alone in the cell, until it is done. Raises CellError if it fails."""
         self.observer.clear()
         started = time.monotonic()
-        self.submit(request_id, prompt, max_tokens, cache_salt)
+        self.submit(request_id, prompt, max_tokens, cache_salt, recompute_prompt=recompute_prompt)
         token_ids: list[int] = []
         token_seconds: list[float] = []
         num_prefill_steps = 0

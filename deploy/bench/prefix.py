@@ -10,6 +10,9 @@ its own, so that a machine that becomes slower or faster favours none:
     replay_planned_first  … replayed by plans that nobody has yet: compiled and sent meanwhile
     replay_planned        … by plans that every rank has
     kv_hit                KV is left
+    kv_gate               KV is left, but hidden states of the whole prompt are needed: the pass goes over all of it,
+                          reads KV where it is, the gate chooses, dispatch is negotiated
+    kv_replay_planned     … by the routes, which travel by plans that every rank has
     kv_copy               KV is left in another buffer of this host and copied back: `kv_hit` of the same repeat plus
                           the copy of as many bytes, what a KV tier in host memory would take at least
 
@@ -34,10 +37,6 @@ from deploy.bench.local_cell import Generation, LocalCell, WatchedStep, local_ce
 from deploy.cell_plan import CellPlan
 from deploy.planning import plan_cell
 
-LEFT_OUT = (
-    "left out: kv_gate and kv_replay_planned (hidden states computed again beside kept KV: no step "
-    "can do that yet)"
-)
 WARM_UP_PREFIX_TOKENS = 512
 PARTS = ("attention", "gate", "dispatch", "experts", "combine")
 
@@ -74,6 +73,7 @@ class PrefixSizes:
 class _State:
     """What is left of the prefix, and what may be used of it.
 
+    recompute: hidden states of every prompt token are needed
     after: the row that has to be measured before in the same repeat: it compiles the plans that this one finds
     """
 
@@ -81,6 +81,7 @@ class _State:
     kv: bool = False
     route_replay: bool = True
     planned_dispatch: bool = True
+    recompute: bool = False
     after: str | None = None
 
 
@@ -91,6 +92,8 @@ _STATES: Mapping[str, _State] = {
     "replay_planned_first": _State(),
     "replay_planned": _State(after="replay_planned_first"),
     "kv_hit": _State(kv=True),
+    "kv_gate": _State(kv=True, route_replay=False, recompute=True),
+    "kv_replay_planned": _State(kv=True, recompute=True, after="replay_planned_first"),
 }
 """In the order of the report."""
 
@@ -208,7 +211,9 @@ class _Bench:
             engine.evict("kv")
         features.route_replay = state.route_replay
         features.planned_dispatch = state.planned_dispatch
-        return self._cell.generate(salt, prompt.tolist(), sizes.output_tokens, salt)
+        return self._cell.generate(
+            salt, prompt.tolist(), sizes.output_tokens, salt, recompute_prompt=state.recompute
+        )
 
 
 def _copy_seconds(num_bytes: int) -> float:

@@ -12,6 +12,8 @@ import pytest
 from cluster.config import load_config
 from cluster.errors import CellError
 from cluster.messages import Completion, SentTraffic, StepResult, StepTimings
+from cluster.scores import ScoreColumns
+from deploy.bench.comparison import changes
 from deploy.bench.local_cell import Generation, WatchedStep
 from deploy.bench.prefix import PrefixSizes, Sample, check_equal, row_of, run, run_order
 from deploy.cli import main
@@ -25,6 +27,8 @@ ROWS = [
     "replay_planned_first",
     "replay_planned",
     "kv_hit",
+    "kv_gate",
+    "kv_replay_planned",
     "kv_copy",
 ]
 SECONDS = [
@@ -95,6 +99,31 @@ def test_kept_kv_leaves_the_tail_to_compute(rows: Any, row: str) -> None:
     assert rows[row]["replayed_tokens"] == 0
 
 
+@pytest.mark.parametrize("row", ["kv_gate", "kv_replay_planned"])
+def test_a_pass_that_needs_hidden_states_takes_nothing_from_the_cache(rows: Any, row: str) -> None:
+    assert rows[row]["cached_tokens"] == 0
+    planned = row == "kv_replay_planned"
+    assert rows[row]["replayed_tokens"] == PREFIX_TOKENS * planned
+    assert rows[row]["planned_tokens"] >= 0.95 * PREFIX_TOKENS * planned
+    assert rows[row]["compiled_fragments"] == 0
+
+
+def test_changes_are_relative_to_the_row_that_meets_the_gate() -> None:
+    fields = {"gate_seconds": 2.0, "dispatch_seconds": 3.0, "combine_seconds": 1.0, "messages": 10}
+    fields |= {"bytes": 100, "ttft_seconds_p50": 8.0, "tokens_per_second": 50.0}
+    after = {"gate_seconds": 0.0, "dispatch_seconds": 1.0, "combine_seconds": 1.0, "messages": 9}
+    after |= {"bytes": 100, "ttft_seconds_p50": 4.0, "tokens_per_second": 100.0}
+    rows = [{"row": "kv_replay_planned", **after}, {"row": "kv_gate", **fields}]
+    assert changes(rows) == {
+        "gate": -1.0,
+        "exchange": -0.5,
+        "messages": pytest.approx(-0.1),
+        "bytes": 0.0,
+        "time to first token": -0.5,
+        "prompt tokens per second": 1.0,
+    }
+
+
 def test_a_copy_is_a_hit_after_the_copy(rows: Any) -> None:
     assert rows["kv_copy"]["ttft_seconds_p50"] >= rows["kv_hit"]["ttft_seconds_p50"]
     assert rows["kv_copy"]["experts_seconds"] == rows["kv_hit"]["experts_seconds"]
@@ -152,13 +181,15 @@ def test_a_repeat_has_every_measured_row_once_and_plans_are_compiled_before_they
     random = np.random.default_rng(1)
     for order in [run_order(random) for _ in range(200)]:
         assert sorted(order) == sorted(ROWS[:-1])
-        assert order.index("replay_planned_first") < order.index("replay_planned")
+        first = order.index("replay_planned_first")
+        assert first < min(order.index("replay_planned"), order.index("kv_replay_planned"))
 
 
 def test_over_repeats_every_row_comes_early_and_late_as_the_seed_says() -> None:
     random, again = np.random.default_rng(1), np.random.default_rng(1)
     orders = [run_order(random) for _ in range(200)]
-    assert {order[0] for order in orders} == set(ROWS[:-1]) - {"replay_planned"}
+    never_first = {"replay_planned", "kv_replay_planned"}
+    assert {order[0] for order in orders} == set(ROWS[:-1]) - never_first
     assert {order[-1] for order in orders} == set(ROWS[:-1]) - {"replay_planned_first"}
     assert [run_order(again) for _ in range(200)] == orders
 
@@ -183,7 +214,7 @@ def test_the_command_prints_a_table_and_writes_json(
     assert [row["row"] for row in report["rows"]] == ROWS
     output = capsys.readouterr().out
     assert "| replay_planned |" in output
-    assert "left out: kv_gate" in output
+    assert "kv_replay_planned over kv_gate: gate -" in output
 
 
 @pytest.mark.parametrize(
@@ -236,6 +267,7 @@ def make_step(number: int) -> WatchedStep:
             gate_tokens=0,
             expert_load=np.zeros((1, 1), np.int32),
             sent=SentTraffic(2 * number * rank, 200 * number * rank),
+            scores=ScoreColumns.empty(),
             timings=timings,
         )
         for rank in range(2)

@@ -36,3 +36,10 @@ def test_ties_go_to_the_longer_kv_match_then_to_the_lower_rank() -> None:
     shorter = make_candidate(0, num_kv_tokens=0, num_own=10)
     assert select_home_rank([shorter, longer]) is longer
     assert select_home_rank([make_candidate(1), make_candidate(0)]).rank == 0
+
+
+def test_replaying_what_has_kv_costs_as_much_as_replaying_what_has_none_so_the_kv_decides() -> None:
+    has_kv = make_candidate(1, num_kv_tokens=256, num_own_replay=256, num_own=20)
+    has_routes = make_candidate(0, num_shared_replay=256, num_own=20)
+    assert has_kv.cost == has_routes.cost
+    assert select_home_rank([has_routes, has_kv]) is has_kv
