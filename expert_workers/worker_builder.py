@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from torch._C._distributed_c10d import Store
 
+from cluster.errors import ConfigError
 from cluster.messages import CellIdentity
 from cluster.model_config.read import read_model_spec
 from cluster.model_spec import ComputeDtype, ModelSpec
@@ -34,6 +35,7 @@ class WorkerOptions:
     store_address, store_port: where the EP group meets; unused with local dispatch
     join_timeout_seconds:      until every rank has loaded and arrived
     exchange_timeout_seconds:  of one exchange; longer than the slowest step of a healthy peer
+    placement:                 None: contiguous
     """
 
     model_dir: Path
@@ -51,6 +53,7 @@ class WorkerOptions:
     store_port: int
     join_timeout_seconds: float
     exchange_timeout_seconds: float
+    placement: ExpertPlacement | None = None
 
     @property
     def group_options(self) -> GroupOptions:
@@ -76,7 +79,7 @@ def build_expert_worker(
     Raises ConfigError (CheckpointError for the model), CellError when the group does not come together.
     """
     spec = read_model_spec(options.model_dir)
-    placement = ExpertPlacement.contiguous(spec.gate.num_experts, options.ep_size)
+    placement = expert_placement(options, spec)
     dtype = torch_dtype(options.dtype)
     target = WeightTarget(placement, options.rank, dtype, options.device)
     weights = load_weights(options.model_dir, spec, target, progress)
@@ -107,6 +110,19 @@ def build_expert_worker(
         ),
         group=group,
     )
+
+
+def expert_placement(options: WorkerOptions, spec: ModelSpec) -> ExpertPlacement:
+    """Raises ConfigError for one of another size than the model and the group, or where the default does not go."""
+    num_experts, placement = spec.gate.num_experts, options.placement
+    if placement is None:
+        return ExpertPlacement.contiguous(num_experts, options.ep_size)
+    if (placement.num_experts, placement.ep_size) != (num_experts, options.ep_size):
+        raise ConfigError(
+            f"placement epoch {placement.epoch} is for {placement.num_experts} experts on "
+            f"{placement.ep_size} ranks, the cell has {num_experts} on {options.ep_size}"
+        )
+    return placement
 
 
 def plan_shape(

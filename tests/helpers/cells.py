@@ -42,6 +42,8 @@ class CellOptions:
     deterministic: bool = True
     negotiated: bool = False
     """Even with one rank."""
+    placement: ExpertPlacement | None = None
+    """None: contiguous. The epoch is 0."""
     num_kv_blocks: int = 600
     block_size: int = 16
     engine: dict[str, Any] = field(default_factory=dict)
@@ -82,7 +84,9 @@ class RunningRanks:
 
     def _planning(self, fragment_tokens: int) -> Planning:
         ep_size = self.options.ep_size
-        placement = ExpertPlacement.contiguous(self.spec.gate.num_experts, ep_size)
+        placement = self.options.placement or ExpertPlacement.contiguous(
+            self.spec.gate.num_experts, ep_size
+        )
         limits = PlanLimits(
             num_ranks=ep_size,
             placement_epoch=placement.epoch,
@@ -173,6 +177,7 @@ def _run_rank(
             store_port=0,
             join_timeout_seconds=START_SECONDS,
             exchange_timeout_seconds=START_SECONDS,
+            placement=options.placement,
         ),
         FileStore(meeting_file, options.ep_size),
     )

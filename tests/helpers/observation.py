@@ -19,7 +19,6 @@ from torch._C._distributed_c10d import Store
 
 from cluster.messages import StepDescriptor
 from cluster.model_config.read import read_model_spec
-from cluster.placement import ExpertPlacement
 from expert_workers.device import torch_dtype
 from expert_workers.dispatch.base import Dispatcher
 from expert_workers.dispatch.load import LoadCountingDispatcher
@@ -33,7 +32,7 @@ from expert_workers.model.transformer import Transformer
 from expert_workers.model.weights import ModelWeights, MoeWeights, WeightTarget, load_weights
 from expert_workers.plan_cache import PlanCache
 from expert_workers.worker import ExpertWorker, StepOutcome
-from expert_workers.worker_builder import WorkerOptions, plan_shape, rank_identity
+from expert_workers.worker_builder import WorkerOptions, expert_placement, plan_shape, rank_identity
 
 CHUNK_RECORD = np.dtype([("seq_id", "<i8"), ("first_position", "<i8"), ("num_tokens", "<i8")])
 POISON_FILE = "poison-gates"
@@ -141,7 +140,7 @@ class ObservedWorker(ExpertWorker):
 def build_observed_worker(directory: Path, options: WorkerOptions, store: Store) -> ObservedWorker:
     """As `build_expert_worker` composes a worker."""
     spec = read_model_spec(options.model_dir)
-    placement = ExpertPlacement.contiguous(spec.gate.num_experts, options.ep_size)
+    placement = expert_placement(options, spec)
     dtype = torch_dtype(options.dtype)
     target = WeightTarget(placement, options.rank, dtype, options.device)
     weights = load_weights(options.model_dir, spec, target)

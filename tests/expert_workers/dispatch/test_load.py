@@ -1,5 +1,6 @@
 """Counting the rows that a rank's experts serve."""
 
+import numpy as np
 import torch
 
 from cluster.placement import ExpertPlacement
@@ -7,6 +8,7 @@ from expert_workers.dispatch.load import LoadCountingDispatcher
 from expert_workers.dispatch.local import LocalDispatcher
 from expert_workers.dispatch.negotiated import NegotiatedDispatcher
 from tests.expert_workers.dispatch.moe_cases import NUM_EXPERTS, dispatch, make_tokens
+from tests.helpers.placements import redundant_placement
 from tests.helpers.ranks import RankContext, run_ranks
 
 CPU = torch.device("cpu")
@@ -39,3 +41,22 @@ def test_a_rank_counts_the_rows_of_all_ranks_that_its_own_experts_serve() -> Non
 
     chosen = torch.cat([t.topk_ids for t in tokens]).flatten().bincount(minlength=8).tolist()
     assert run_ranks(2, count) == [[chosen[:4]], [chosen[4:]]]
+
+
+def test_each_copy_of_an_expert_counts_the_rows_that_it_serves() -> None:
+    placement = redundant_placement(NUM_EXPERTS, 2, seed=2)
+    tokens = [make_tokens(6 + rank, seed=rank) for rank in range(2)]
+
+    def count(context: RankContext) -> list[list[int]]:
+        inner = NegotiatedDispatcher(placement, context.exchange(), CPU)
+        dispatcher = LoadCountingDispatcher(inner, placement.num_physical_per_rank)
+        received = dispatch(dispatcher, tokens[context.rank])
+        dispatcher.combine(received.x, received.handle)
+        return dispatcher.take_load().tolist()
+
+    served = [placement.physical_ids(t.topk_ids.numpy(), t.positions.numpy()) for t in tokens]
+    num_physical = len(placement.physical_to_logical_map)
+    expected = np.bincount(np.concatenate(served).ravel(), minlength=num_physical).tolist()
+    per_rank = placement.num_physical_per_rank
+    assert num_physical > NUM_EXPERTS
+    assert run_ranks(2, count) == [[expected[:per_rank]], [expected[per_rank:]]]

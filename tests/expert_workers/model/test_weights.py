@@ -17,6 +17,7 @@ from expert_workers.model.weights import (
     load_weights,
     weight_share,
 )
+from tests.helpers.placements import redundant_placement
 from tests.helpers.tiny_checkpoints import (
     SHAPE_VARIANTS,
     CheckpointForm,
@@ -65,6 +66,19 @@ def test_ranks_hold_their_slices_of_the_experts(tmp_path: Path) -> None:
     assert ranks[0].gate_up.shape == (4, 64, 64)
     assert torch.equal(torch.cat([rank.gate_up for rank in ranks]), whole.gate_up)
     assert torch.equal(torch.cat([rank.down for rank in ranks]), whole.down)
+
+
+def test_a_rank_loads_every_copy_that_it_holds_in_the_placement_s_order(tmp_path: Path) -> None:
+    whole = moe(load(write_tiny_checkpoint(tmp_path, seed=1))).experts
+    placement = redundant_placement(16, 2, seed=4)
+    spec = read_model_spec(tmp_path)
+    for rank in range(2):
+        target = WeightTarget(placement, rank, torch.float32, CPU)
+        experts = moe(load_weights(tmp_path, spec, target)).experts
+        held = torch.from_numpy(placement.local_experts(rank)).long()
+        assert len(held) > 8
+        assert torch.equal(experts.gate_up, whole.gate_up[held])
+        assert torch.equal(experts.down, whole.down[held])
 
 
 @pytest.mark.parametrize(
