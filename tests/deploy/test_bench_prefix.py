@@ -214,7 +214,7 @@ def test_the_command_prints_a_table_and_writes_json(
     assert [row["row"] for row in report["rows"]] == ROWS
     output = capsys.readouterr().out
     assert "| replay_planned |" in output
-    assert "kv_replay_planned over kv_gate: gate -" in output
+    assert "kv_replay_planned over kv_gate: gate " in output
 
 
 @pytest.mark.parametrize(

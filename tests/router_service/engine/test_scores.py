@@ -66,7 +66,9 @@ def test_scores_that_the_store_has_are_not_computed_again() -> None:
     ask(harness, "cold", prompt, 1)
     since = len(harness.engine._workers.steps)
     again = ask(harness, "again", prompt, 1)
-    assert num_computed(harness, since) == 2  # the last token is in no full block, so its score is not stored
+    assert (
+        num_computed(harness, since) == 2
+    )  # the last token is in no full block, so its score is not stored
     assert again.completion.cached_tokens == 31
     assert prompt_scores(again) == expected_scores(prompt, 1)[:32]
 

@@ -1,0 +1,125 @@
+"""Scores of cold, cached, replayed and recomputed tokens: the same bytes, and those of transformers."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from tests.helpers.equality import ReferenceModel
+from tests.helpers.laboratory import DEMO, MODELS, Laboratory
+from tests.helpers.states import Bench, ObservedRanks, observed_ranks, random_prompt
+from tests.helpers.tiny_checkpoints import DEMO_MODEL_DIR
+
+TOLERANCE = 1e-4
+MAX_TOKENS = 5
+LENGTHS = (1, 2, 16, 17, 33, 100)
+Scores = npt.NDArray[np.void]
+
+
+@pytest.fixture(scope="module", params=[1, 2, 4])
+def observed(request: pytest.FixtureRequest) -> Iterator[ObservedRanks]:
+    with observed_ranks(DEMO_MODEL_DIR, ep_size=request.param) as observed:
+        yield observed
+
+
+@pytest.fixture(scope="module")
+def reference() -> ReferenceModel:
+    return ReferenceModel(DEMO_MODEL_DIR)
+
+
+def scored(bench: Bench, prompt: list[int], **sampling: object) -> tuple[list[int], Scores]:
+    """Generated tokens, and the scores of all tokens from the second on."""
+    seq_id = bench.submit(prompt, MAX_TOKENS, score_prompt=True, **sampling)
+    bench.finish()
+    generation = bench.harness.generations[f"r{seq_id}"]
+    assert generation.completion is not None
+    assert generation.completion.prompt_scores is not None
+    parts = [generation.completion.prompt_scores, *generation.scores]
+    return generation.token_ids, np.concatenate([part.stored().rows for part in parts])
+
+
+def assert_close(scores: Scores, token_ids: list[int], reference: ReferenceModel) -> None:
+    """The most likely token too, unless the reference holds two of them for nearly equal."""
+    logprobs = torch.log_softmax(reference.pass_of(token_ids[:-1]).logits, dim=-1)
+    chosen = logprobs[torch.arange(len(token_ids) - 1), token_ids[1:]].numpy()
+    best = logprobs.max(dim=-1).values.numpy()
+    assert np.abs(scores["chosen_logprob"] - chosen).max() < TOLERANCE
+    assert np.abs(scores["top_logprob"] - best).max() < TOLERANCE
+    of_top_id = logprobs[torch.arange(len(token_ids) - 1), scores["top_id"].astype(np.int64)]
+    assert np.abs(of_top_id.numpy() - best).max() < TOLERANCE
+
+
+@pytest.mark.parametrize("planned", [False, True], ids=["negotiated", "planned"])
+@pytest.mark.parametrize("length", LENGTHS)
+def test_scores_are_the_same_bytes_in_every_state_and_those_of_transformers(
+    observed: ObservedRanks, reference: ReferenceModel, length: int, planned: bool
+) -> None:
+    prompt = random_prompt(length, seed=300 + length)
+    bench = observed.bench(budget=64, fragment_tokens=32 * planned)
+    output, cold = scored(bench, prompt)
+    assert_close(cold, [*prompt, *output], reference)
+    for part in (None, "kv", "scores", "routes"):
+        if part is not None:
+            bench.harness.engine.evict(part)
+        again_output, again = scored(bench, prompt)
+        assert again_output == output
+        assert again.tobytes() == cold.tobytes(), part
+
+
+@pytest.mark.parametrize("budget", [1, 7, 512])
+def test_scores_do_not_depend_on_chunks_and_neighbours(
+    observed: ObservedRanks, budget: int
+) -> None:
+    prompts = [random_prompt(length, seed=400 + length) for length in (40, 17, 3)]
+    alone = [scored(observed.bench(budget=64), prompt) for prompt in prompts]
+    bench = observed.bench(budget=budget)
+    seq_ids = [bench.submit(prompt, MAX_TOKENS, score_prompt=True) for prompt in prompts]
+    bench.finish()
+    for seq_id, (output, scores) in zip(seq_ids, alone, strict=True):
+        generation = bench.harness.generations[f"r{seq_id}"]
+        assert generation.token_ids == output
+        assert generation.completion is not None
+        assert generation.completion.prompt_scores is not None
+        parts = [generation.completion.prompt_scores, *generation.scores]
+        together = np.concatenate([part.stored().rows for part in parts])
+        assert together.tobytes() == scores.tobytes()
+
+
+def test_scores_of_a_sampled_token_are_those_of_the_raw_distribution(
+    observed: ObservedRanks, reference: ReferenceModel
+) -> None:
+    prompt = random_prompt(20, seed=420)
+    bench = observed.bench(budget=64)
+    output, scores = scored(bench, prompt, temperature=1.5, top_p=0.9, seed=5)
+    assert_close(scores, [*prompt, *output], reference)
+
+
+def test_alternatives_are_the_most_likely_tokens_in_order(
+    observed: ObservedRanks, reference: ReferenceModel
+) -> None:
+    prompt = random_prompt(30, seed=430)
+    bench = observed.bench(budget=64)
+    seq_id = bench.submit(prompt, MAX_TOKENS, num_top_logprobs=20)
+    bench.finish()
+    generation = bench.harness.generations[f"r{seq_id}"]
+    token_ids = [*prompt, *generation.token_ids]
+    logprobs = torch.log_softmax(reference.pass_of(token_ids[:-1]).logits, dim=-1)
+    for place, score in enumerate(generation.scores):
+        ids, values = zip(*score.alternatives(0), strict=True)
+        assert len(set(ids)) == 20
+        assert ids[0] == generation.token_ids[place]  # greedy
+        expected = logprobs[len(prompt) - 1 + place].topk(20).values.numpy()
+        assert np.abs(np.array(values) - expected).max() < TOLERANCE
+
+
+@pytest.mark.parametrize("model", [model for model in MODELS if model != DEMO])
+def test_every_shape_of_model_has_the_scores_of_transformers(tmp_path: Path, model: str) -> None:
+    laboratory = Laboratory(tmp_path)
+    directory = laboratory.model_dir(model)
+    prompt = random_prompt(40, seed=440, vocab_size=100)
+    with observed_ranks(directory, ep_size=1) as observed:
+        output, scores = scored(observed.bench(budget=64), prompt)
+    assert_close(scores, [*prompt, *output], laboratory.reference(model))
