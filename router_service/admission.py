@@ -145,7 +145,10 @@ class Admission:
         """The running request of this rank that computes the next full block after the KV match."""
         keys = request.prompt_block_keys
         block = num_kv_now // self._limits.block_size
-        return self._in_flight.on_rank.get((rank, keys[block])) if block < len(keys) else None
+        if block >= len(keys):
+            return None
+        computing = self._in_flight.on_rank.get((rank, keys[block]))
+        return computing if computing is not None and _comes_in_time(computing, request) else None
 
     def _waits(self, request: Request, match: PrefixMatch) -> bool:
         """Somebody computes the next block that has no routes yet: its routes, at least, can be had soon.
@@ -156,4 +159,13 @@ class Admission:
             return False
         keys = request.prompt_block_keys
         block = match.num_route_tokens // self._limits.block_size
-        return block < len(keys) and keys[block] in self._in_flight.anywhere
+        if block >= len(keys):
+            return False
+        computing = self._in_flight.anywhere.get(keys[block])
+        return computing is not None and _comes_in_time(computing, request)
+
+
+def _comes_in_time(computing: Request, request: Request) -> bool:
+    """It makes progress whatever comes: of a later priority it might get no tokens as long as others like `request`
+    come."""
+    return computing.finish_reason is not None or computing.priority <= request.priority

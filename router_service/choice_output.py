@@ -1,6 +1,6 @@
 """The output of one choice as a client sees it: text up to the stop string, ids up to the token that completed it."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from router_service.detokenizer import Detokenizer
@@ -21,9 +21,18 @@ class ChoiceOutput:
     Ids are given out with the text that they complete, so none beyond a stop string is ever given out.
     """
 
-    def __init__(self, detokenizer: Detokenizer, stop: Sequence[str]) -> None:
+    def __init__(
+        self,
+        detokenizer: Detokenizer,
+        stop: Sequence[str],
+        *,
+        stop_token_ids: Collection[int] = (),
+        min_tokens: int = 0,
+    ) -> None:
+        """stop_token_ids: one of them is the last token and has no text; min_tokens: see StopStrings."""
         self._detokenizer = detokenizer
-        self._stop = StopStrings(stop)
+        self._stop_token_ids = frozenset(stop_token_ids)
+        self._stop = StopStrings(stop, min_tokens=min_tokens)
         self._held_ids: list[int] = []
         self.num_tokens = 0
 
@@ -49,7 +58,9 @@ class ChoiceOutput:
     def _add_one(self, token_id: int) -> str:
         self.num_tokens += 1
         self._held_ids.append(token_id)
-        text = self._stop.add(self._detokenizer.add(token_id), self.num_tokens)
+        is_silent = token_id in self._stop_token_ids
+        text = "" if is_silent else self._detokenizer.add(token_id)
+        text = self._stop.add(text, self.num_tokens)
         if self.stopped_at is not None:
             self._cut(self.stopped_at)
         return text

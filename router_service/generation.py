@@ -74,7 +74,15 @@ class Generator:
         request = generation.request
         submits = [_submit(generation, index) for index in range(len(request.prompts))]
         index_of = {submit.request_id: index for index, submit in enumerate(submits)}
-        outputs = [ChoiceOutput(self._codec.detokenizer(), request.stop) for _ in submits]
+        outputs = [
+            ChoiceOutput(
+                self._codec.detokenizer(),
+                request.stop,
+                stop_token_ids=submit.sampling.stop_token_ids,
+                min_tokens=submit.sampling.min_tokens,
+            )
+            for submit in submits
+        ]
         async with aclosing(self._client.generate(submits)) as deltas:
             async for delta in deltas:
                 index = index_of[delta.request_id]
@@ -102,6 +110,7 @@ def _submit(generation: Generation, index: int) -> Submit:
         sampling=request.sampling[index],
         cache_salt=request.cache_salt,
         return_routes=request.routes is not None,
+        priority=request.priority,
     )
 
 

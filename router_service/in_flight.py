@@ -2,9 +2,12 @@
 
 from bisect import bisect_left
 from collections.abc import Iterable
+from typing import TypeVar
 
 from cluster.types import Rank
 from router_service.request import Request
+
+K = TypeVar("K")
 
 
 class InFlight:
@@ -26,8 +29,8 @@ class InFlight:
         ended = request.finish_reason is not None
         end = request.num_computed_tokens // self._block_size if ended else None
         for key in request.prompt_block_keys[first:end]:
-            self.anywhere.setdefault(key, request)
-            self.on_rank.setdefault((request.home_rank, key), request)
+            _put(self.anywhere, key, request)
+            _put(self.on_rank, (request.home_rank, key), request)
 
     def shared_end(self, request: Request, other: Request) -> int:
         """Tokens of full prompt blocks that both share from position 0."""
@@ -36,3 +39,10 @@ class InFlight:
         # keys are chained: equal up to some block, different from there on
         common = bisect_left(range(shortest), True, key=lambda i: mine[i] != theirs[i])
         return common * self._block_size
+
+
+def _put(table: dict[K, Request], key: K, request: Request) -> None:
+    """Of several that compute the same, the first one, but one that gets its tokens earlier before that."""
+    known = table.get(key)
+    if known is None or request.priority < known.priority:
+        table[key] = request

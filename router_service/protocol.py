@@ -25,6 +25,7 @@ from router_service.json_body import field_path
 from router_service.openai_errors import safe_text
 
 MAX_STOP_STRINGS = 4
+MAX_STOP_TOKEN_IDS = 128
 MAX_MESSAGES = 65536
 MAX_PARTS = 4096
 PART_JOINER = "\n"
@@ -102,6 +103,11 @@ class GenerationFields(_Strict):
     routed_experts_end: Annotated[int, Field(ge=1)] | None = None
     cache_salt: Annotated[str, Field(min_length=1)] | None = None
     ignore_eos: bool | None = None
+    top_k: Annotated[int, Field(ge=-1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
+    priority: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
 
     # OpenAI's, at their neutral values only
     n: _One = None
@@ -111,12 +117,8 @@ class GenerationFields(_Strict):
     response_format: _PlainText = None
 
     # vLLM's, likewise
-    top_k: Annotated[Any, one_of(None, -1, 0)] = None
-    min_p: _ZeroNumber = None
     repetition_penalty: _OneNumber = None
     length_penalty: _OneNumber = None
-    min_tokens: _Zero = None
-    stop_token_ids: _NullOrEmptyList = None
     bad_words: _NullOrEmptyList = None
     include_stop_str_in_output: _False = None
     use_beam_search: _False = None
@@ -132,7 +134,6 @@ class GenerationFields(_Strict):
     guided_choice: _NullOnly = None
     guided_grammar: _NullOnly = None
     logits_processors: _NullOnly = None
-    priority: _Zero = None
     request_id: _NullOnly = None
     kv_transfer_params: _NullOnly = None
     vllm_xargs: _NullOnly = None

@@ -22,6 +22,7 @@ from router_service.prompts import (
     prompt_too_long,
 )
 from router_service.protocol import ChatBody, CompletionBody, GenerationFields, template_message
+from router_service.requested_sampling import SamplingRules, requested_sampling
 from router_service.routes_encoding import RouteSelection
 
 _INLINE_CHARACTERS = 4096
@@ -43,6 +44,7 @@ class AdmittedRequest:
     return_token_ids: bool
     routes: RouteSelection | None
     cache_salt: str | None
+    priority: int
 
 
 @dataclass(frozen=True)
@@ -137,8 +139,10 @@ class RequestAdmission:
         default: int | None,
     ) -> AdmittedRequest:
         """fields: where each prompt stands in the body."""
+        model = self._model
+        rules = SamplingRules(model.vocab_size, model.eos_token_ids, model.text.defaults)
         sampling = [
-            self._sampling(body, len(ids), field, default)
+            requested_sampling(body, rules, self._max_tokens(body, len(ids), field, default))
             for ids, field in zip(prompts, fields, strict=True)
         ]
         return AdmittedRequest(
@@ -150,18 +154,7 @@ class RequestAdmission:
             return_token_ids=bool(body.return_token_ids),
             routes=_route_selection(body),
             cache_salt=body.cache_salt,
-        )
-
-    def _sampling(
-        self, body: GenerationFields, num_prompt_tokens: int, field: str, default: int | None
-    ) -> SamplingParams:
-        defaults = self._model.text.defaults
-        return SamplingParams(
-            max_tokens=self._max_tokens(body, num_prompt_tokens, field, default),
-            temperature=defaults.temperature if body.temperature is None else body.temperature,
-            top_p=defaults.top_p if body.top_p is None else body.top_p,
-            seed=body.seed,
-            stop_token_ids=() if body.ignore_eos else self._model.eos_token_ids,
+            priority=body.priority or 0,
         )
 
     def _max_tokens(

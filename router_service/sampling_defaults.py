@@ -10,9 +10,8 @@ from router_service.chat_template import present, read_json_object
 from router_service.openai_errors import safe_text
 
 _FILE = "generation_config.json"
+_NEUTRAL: dict[str, float] = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
 _NOT_APPLIED: dict[str, tuple[object, ...]] = {
-    "top_k": (0, -1),
-    "min_p": (0,),
     "typical_p": (1,),
     "epsilon_cutoff": (0,),
     "eta_cutoff": (0,),
@@ -42,10 +41,13 @@ null always is one. Lengths (max_new_tokens, max_length) are the request's to sa
 
 @dataclass(frozen=True)
 class SamplingDefaults:
-    """not_applied: other settings of the model's makers, as name=value, that are not honoured."""
+    """top_k: at least 1, None: of all ids. not_applied: other settings of the model's makers, as name=value, that are
+    not honoured."""
 
     temperature: float = 1.0
     top_p: float = 1.0
+    top_k: int | None = None
+    min_p: float = 0.0
     not_applied: tuple[str, ...] = ()
 
     @property
@@ -62,14 +64,18 @@ def load_sampling_defaults(model_dir: Path) -> SamplingDefaults:
     if not present(file):
         return SamplingDefaults()
     config = read_json_object(file)
-    temperature = _number(config, "temperature", file, "from 0 to 2", lambda t: 0 <= t <= 2)
-    top_p = _number(config, "top_p", file, "above 0, up to 1", lambda p: 0 < p <= 1)
+    values = _NEUTRAL | {name: value for name, value in config.items() if value is not None}
+    temperature = _number(values, "temperature", file, "from 0 to 2", lambda t: 0 <= t <= 2)
+    top_p = _number(values, "top_p", file, "above 0, up to 1", lambda p: 0 < p <= 1)
+    min_p = _number(values, "min_p", file, "from 0 to 1", lambda p: 0 <= p <= 1)
     do_sample = config.get("do_sample")
     if not isinstance(do_sample, bool | None):
         raise CheckpointError(f"{file}: do_sample = {safe_text(do_sample)} is not true or false")
     return SamplingDefaults(
         temperature=0.0 if do_sample is False else temperature,
         top_p=top_p,
+        top_k=_top_k(values, file),
+        min_p=min_p,
         not_applied=tuple(
             f"{name}={safe_text(config[name])}"
             for name, neutral in _NOT_APPLIED.items()
@@ -79,12 +85,16 @@ def load_sampling_defaults(model_dir: Path) -> SamplingDefaults:
 
 
 def _number(
-    config: dict[str, Any], name: str, file: Path, supported: str, fits: Callable[[float], bool]
+    values: dict[str, Any], name: str, file: Path, supported: str, fits: Callable[[float], bool]
 ) -> float:
-    """1 when the file does not say."""
-    value = config.get(name)
-    if value is None:
-        return 1.0
+    value = values[name]
     if not isinstance(value, int | float) or isinstance(value, bool) or not fits(value):
         raise CheckpointError(f"{file}: {name} = {safe_text(value)} is not a number {supported}")
     return float(value)
+
+
+def _top_k(values: dict[str, Any], file: Path) -> int | None:
+    value = values["top_k"]
+    if type(value) is not int or value < -1:
+        raise CheckpointError(f"{file}: top_k = {safe_text(value)} is not an integer from -1")
+    return value if value > 0 else None

@@ -2,6 +2,7 @@
 
 The generation ends before the match that starts earliest in the text, whatever the token borders are. Of matches that
 start at the same place the shortest counts, because it is complete first (the text is the same either way).
+A match that is complete within the first `min_tokens` tokens does not count (vLLM).
 """
 
 from collections.abc import Sequence
@@ -27,8 +28,11 @@ class StopStrings:
     Invariant: the buffer starts where the earliest possible match starts, or is empty.
     """
 
-    def __init__(self, stop: Sequence[str]) -> None:
+    def __init__(self, stop: Sequence[str], *, min_tokens: int = 0) -> None:
         self._stop = tuple(stop)
+        self._min_tokens = min_tokens
+        self._num_exempt = 0
+        """Characters at the start of the buffer that come from the first min_tokens tokens."""
         self._longest = max((len(text) for text in stop), default=0)
         self._buffer = ""
         self._best: _Candidate | None = None
@@ -41,6 +45,8 @@ class StopStrings:
         if not self._stop:
             return text
         self._buffer += text
+        if num_tokens <= self._min_tokens:
+            self._num_exempt = len(self._buffer)
         self._best = self._better(self._find(num_tokens))
         pending = self._earliest_pending()
         if self._best is not None:
@@ -58,7 +64,12 @@ class StopStrings:
         return sent + self._take(len(self._buffer))
 
     def _find(self, num_tokens: int) -> _Candidate | None:
-        starts = [start for stop in self._stop if (start := self._buffer.find(stop)) >= 0]
+        exempt = self._num_exempt
+        starts = [
+            start
+            for stop in self._stop
+            if (start := self._buffer.find(stop, max(0, exempt + 1 - len(stop)))) >= 0
+        ]
         return _Candidate(min(starts), num_tokens) if starts else None
 
     def _better(self, found: _Candidate | None) -> _Candidate | None:
@@ -80,4 +91,5 @@ class StopStrings:
 
     def _take(self, length: int) -> str:
         taken, self._buffer = self._buffer[:length], self._buffer[length:]
+        self._num_exempt = max(0, self._num_exempt - length)
         return taken

@@ -9,7 +9,16 @@ from tests.helpers.tiny_checkpoints import DEMO_MODEL_DIR
 
 PROMPT = random_prompt(37, seed=100)
 MAX_TOKENS = 12
-SAMPLING = {"temperature": 1.0, "top_p": 0.9, "seed": 1234}
+BARRED = tuple(range(0, 3000, 40))
+SAMPLING = {
+    "temperature": 1.0,
+    "top_p": 0.9,
+    "seed": 1234,
+    "top_k": 200,
+    "min_p": 0.001,
+    "min_tokens": 6,
+    "barred_token_ids": BARRED,
+}
 
 
 @pytest.fixture(scope="module", params=[1, 2])

@@ -1,6 +1,7 @@
 """Builders for engine tests: an Engine over a real prefix store and any Workers."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from prometheus_client import CollectorRegistry
@@ -129,8 +130,13 @@ class EngineHarness:
         recompute_prompt: bool = False,
         score_prompt: bool = False,
         num_top_logprobs: int = 1,
+        priority: int = 0,
+        **sampling_fields: Any,
     ) -> None:
-        sampling = SamplingParams(max_tokens, temperature, top_p, seed, stop_token_ids)
+        """sampling_fields: further ones of SamplingParams."""
+        sampling = SamplingParams(
+            max_tokens, temperature, top_p, seed, stop_token_ids, **sampling_fields
+        )
         self.generations[request_id] = Generation()
         self.engine.submit(
             CLIENT,
@@ -144,6 +150,7 @@ class EngineHarness:
                 score_prompt=score_prompt,
                 num_top_logprobs=num_top_logprobs,
                 return_scores=True,
+                priority=priority,
             ),
         )
 

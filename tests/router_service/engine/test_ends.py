@@ -103,6 +103,14 @@ def test_a_full_queue_and_a_request_that_never_fits_are_refused_with_the_limit()
     assert_undisturbed(harness.generations["u"], make_prompt(30), 2)
 
 
+@pytest.mark.parametrize("token_id", [-1, 50])
+def test_a_barred_id_that_the_model_lacks_is_refused_and_reaches_no_rank(token_id: int) -> None:
+    harness = make_harness(vocab_size=50)
+    with pytest.raises(RequestError, match="0 to 49"):
+        harness.submit("r", [1, 2], 4, min_tokens=1, barred_token_ids=(3, token_id))
+    assert not harness.engine.has_work
+
+
 def test_the_engine_is_idle_when_all_is_done() -> None:
     harness = make_harness()
     harness.generate("r", make_prompt(5), 3)
