@@ -75,6 +75,7 @@ class GqaAttention:
 
     def _normed(self, rows: Tensor, norm: Tensor, rotation: Rotation) -> Tensor:
         """rows: [T, heads · d]. Returns [T, heads, d]: each head normed, then rotated."""
-        heads = rows.reshape(rows.shape[0], -1, self._spec.head_dim)
+        head_dim = self._spec.head_dim
+        heads = rows.reshape(rows.shape[0], rows.shape[1] // head_dim, head_dim)
         heads = self._numerics.rms_norm(heads, norm, self._norm_eps)
         return rotation.apply(heads, interleaved=self._spec.rope.interleaved)

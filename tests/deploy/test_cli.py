@@ -16,7 +16,12 @@ from deploy.cli import main
 from deploy.json_output import check_writable
 from deploy.planning import DEMO_MODEL, plan_cell
 from router_service.model_text import load_model_text
-from tests.helpers.tiny_checkpoints import write_tiny_checkpoint
+from tests.helpers.tiny_checkpoints import (
+    SHAPE_VARIANTS,
+    write_json,
+    write_tiny_checkpoint,
+    write_variant,
+)
 
 Refusal = Callable[..., str]
 
@@ -262,6 +267,29 @@ def test_check_takes_the_model_as_its_argument(
     model = demo_copy(tmp_path)
     assert main(["check", model]) == 0
     assert model in capsys.readouterr().out
+
+
+def test_check_tells_of_a_model_with_grouped_query_attention(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    model = write_variant(tmp_path, SHAPE_VARIANTS["qwen3_as_many_kv_heads"], seed=1)
+    assert main(["check", str(model)]) == 0
+    table = dict(line.split(None, 1) for line in capsys.readouterr().out.splitlines())
+    assert table["architecture"] == "Qwen3MoeForCausalLM"
+    assert (table["layers"], table["moe_layers"], table["experts"]) == ("3", "2", "16")
+    assert table["kv_bytes_per_token"] == str(3 * 2 * 4 * 24 * 4)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("use_sliding_window", True), ("num_key_value_heads", 3)]
+)
+def test_check_refuses_what_qwen3_moe_may_ask_for_and_is_not_computed(
+    refusal: Refusal, tmp_path: Path, key: str, value: object
+) -> None:
+    model = write_variant(tmp_path, SHAPE_VARIANTS["qwen3"], seed=1)
+    write_json(model / "config.json", SHAPE_VARIANTS["qwen3"] | {key: value})
+    said = refusal("check", str(model))
+    assert f"{model / 'config.json'}: {key} = {json.dumps(value)}; supported: " in said
 
 
 def test_check_refuses_a_model_that_cannot_be_served(refusal: Refusal, tmp_path: Path) -> None:

@@ -14,7 +14,16 @@ from tests.helpers.equality import LISTED_SHARE, Comparison
 from tests.helpers.laboratory import Case, Laboratory
 
 FACTORS: dict[str, list[Any]] = {
-    "model": ["demo", "plain", "one_group", "odd_sizes", "many_experts", "yarn"],
+    "model": [
+        "demo",
+        "plain",
+        "one_group",
+        "odd_sizes",
+        "many_experts",
+        "yarn",
+        "qwen3",
+        "qwen3_odd_sizes",
+    ],
     "ep_size": [1, 2, 4],
     "deterministic": [True, False],
     "state": ["cold", "kv_hit", "replay", "mixed", "preempted", "injected"],

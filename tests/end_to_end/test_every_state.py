@@ -1,4 +1,4 @@
-"""The full product of states and chunk sizes on one and two ranks, over short prompts around block borders."""
+"""States times chunk sizes over short prompts around block borders: all for latent attention, two ranks for grouped."""
 
 import pytest
 
@@ -6,9 +6,11 @@ from tests.helpers.laboratory import Case, Laboratory, product_cases
 from tests.helpers.states import STATES
 
 BUDGETS = (1, 7, 16, 512)
+LENGTHS = (1, 15, 16, 17, 31, 32, 33)
 CASES = [
-    *product_cases(["demo"], [1, 2], STATES, BUDGETS, (1, 15, 16, 17, 31, 32, 33)),
-    *product_cases(["plain"], [1, 2], STATES, BUDGETS, (1, 15, 16, 17, 31, 32, 33)),
+    *product_cases(["demo"], [1, 2], STATES, BUDGETS, LENGTHS),
+    *product_cases(["plain"], [1, 2], STATES, BUDGETS, LENGTHS),
+    *product_cases(["qwen3"], [2], STATES, BUDGETS, LENGTHS),
 ]
 
 

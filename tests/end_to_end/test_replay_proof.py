@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.equality import byte_differences
+from tests.helpers.laboratory import DEMO, Laboratory
 from tests.helpers.states import (
     BLOCK_SIZE,
     ObservedRanks,
@@ -56,9 +57,11 @@ def test_a_replayed_request_answers_with_the_bytes_of_the_first(observed: Observ
     assert byte_differences(bench.generate(prompt, 4), cold) == []
 
 
-@pytest.mark.parametrize("ep_size", EP_SIZES)
-def test_a_prompt_of_full_blocks_is_served_with_ruined_gates(ep_size: int) -> None:
-    with observed_ranks(DEMO_MODEL_DIR, ep_size=ep_size) as observed:
+@pytest.mark.parametrize(("model", "ep_size"), [(DEMO, 1), (DEMO, 2), ("qwen3", 2)])
+def test_a_prompt_of_full_blocks_is_served_with_ruined_gates(
+    laboratory: Laboratory, model: str, ep_size: int
+) -> None:
+    with observed_ranks(laboratory.model_dir(model), ep_size=ep_size) as observed:
         bench, prompt = observed.bench(budget=24), random_prompt(96, seed=53)
         cold = bench.generate(prompt, 1)
         observed.observations.poison_gates()

@@ -40,10 +40,11 @@ class CountingDispatcher:
 
 
 @pytest.mark.parametrize("numerics", NUMERICS, ids=NAMES)
+@pytest.mark.parametrize("name", ["plain", "qwen3"])
 def test_rank_without_tokens_still_takes_part_in_every_exchange(
-    tmp_path: Path, numerics: Numerics
+    tmp_path: Path, name: str, numerics: Numerics
 ) -> None:
-    runner = ModelRunner(write_tiny_checkpoint(tmp_path, seed=1), numerics)
+    runner = ModelRunner(write_variant(tmp_path, SHAPE_VARIANTS[name], seed=1), numerics)
     inputs = runner.step_inputs([])
     dispatcher = CountingDispatcher(LocalDispatcher(runner.placement, CPU))
     step_routes = StepRoutes(inputs, runner.spec.route_shape, Stopwatch())
