@@ -30,8 +30,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Entry point; returns the exit code."""
     parsed = _parser().parse_args(arguments)
     try:
-        if getattr(parsed, "what", None) == "plans":
-            return _bench_plans(parsed)
+        if getattr(parsed, "what", None) in ("plans", "store"):
+            return _bench_alone(parsed)
         config = _config(parsed)
         if parsed.command == "check":
             return _check(config, parsed.json)
@@ -100,7 +100,7 @@ def _add_bench(commands: "argparse._SubParsersAction[_Parser]") -> None:
         "bench",
         help="measure this machine",
         description="Measure this machine. `pointsman bench WHAT --help` lists the flags.",
-        usage="pointsman bench {control,idle,plans,prefix} [FLAG ...]",
+        usage="pointsman bench {control,idle,plans,prefix,store} [FLAG ...]",
         allow_abbrev=False,
     )
     kinds = bench.add_subparsers(dest="what", required=True, metavar="WHAT", title="what")
@@ -108,14 +108,15 @@ def _add_bench(commands: "argparse._SubParsersAction[_Parser]") -> None:
     _add_bench_kind(
         kinds, "idle", "CPU of an idle cell beside that of Ray with as many empty actors"
     )
-    plans = kinds.add_parser(
-        "plans",
-        help="compiling, keeping and joining dispatch plans",
-        usage="pointsman bench plans [FLAG ...]",
-        allow_abbrev=False,
+    _add_bench_alone(kinds, "plans", "compiling, keeping and joining dispatch plans", ep_size=16)
+    store = _add_bench_alone(
+        kinds, "store", "matching and inserting, by the size of the prefix store", ep_size=4
     )
-    plans.add_argument("--ep-size", type=int, default=16, metavar="N", help="ranks (default: 16)")
-    plans.add_argument("--json", type=Path, metavar="FILE", help="also write JSON (overwrites)")
+    _add_counts(
+        store,
+        ("--max-blocks", 1_000_000, "blocks of the largest store, which takes 2 GB"),
+        ("--repeats", 500, "requests per size"),
+    )
     _add_prefix_sizes(
         _add_bench_kind(
             kinds, "prefix", "time to first token by what is left of a prefix: KV, routes, nothing"
@@ -138,15 +139,36 @@ def _add_bench_kind(
     return kind
 
 
+def _add_bench_alone(
+    kinds: "argparse._SubParsersAction[_Parser]", what: str, text: str, *, ep_size: int
+) -> argparse.ArgumentParser:
+    """A kind that needs no cell, and so no settings."""
+    kind = kinds.add_parser(
+        what,
+        help=text,
+        description=f"{text[0].upper()}{text[1:]}.",
+        usage=f"pointsman bench {what} [FLAG ...]",
+        allow_abbrev=False,
+    )
+    kind.add_argument("--json", type=Path, metavar="FILE", help="also write JSON (overwrites)")
+    _add_counts(kind, ("--ep-size", ep_size, "ranks"))
+    return kind
+
+
 def _add_prefix_sizes(prefix: argparse.ArgumentParser) -> None:
     prefix.add_argument("--png", type=Path, metavar="FILE", help="also draw it (overwrites)")
-    for flag, default, text in (
+    _add_counts(
+        prefix,
         ("--prefix-tokens", 4000, "tokens of the prefix"),
         ("--tail-tokens", 32, "prompt tokens after it, never in the store"),
         ("--output-tokens", 32, "tokens to generate, greedily"),
         ("--repeats", 3, "how often each row is measured"),
-    ):
-        prefix.add_argument(
+    )
+
+
+def _add_counts(parser: argparse.ArgumentParser, *flags: tuple[str, int, str]) -> None:
+    for flag, default, text in flags:
+        parser.add_argument(
             flag, type=int, metavar="N", default=default, help=f"{text} (default: {default})"
         )
 
@@ -189,12 +211,15 @@ def _bench(config: Config, parsed: argparse.Namespace) -> int:
     return 0
 
 
-def _bench_plans(parsed: argparse.Namespace) -> int:
-    from deploy.bench import plans  # as above
+def _bench_alone(parsed: argparse.Namespace) -> int:
+    from deploy.bench import plans, store  # as above
     from deploy.bench.report import markdown, report
 
     check_writable(parsed.json)
-    rows = plans.run(parsed.ep_size)
+    if parsed.what == "plans":
+        rows = plans.run(parsed.ep_size)
+    else:
+        rows = store.run(parsed.ep_size, parsed.max_blocks, parsed.repeats)
     print(markdown(rows))
     write_json(report(rows), parsed.json)
     return 0
