@@ -61,10 +61,12 @@ class RadixNode:
         return self.payload.routes.part(max(start, 0), max(end, 0))
 
 
-class MatchedNode(NamedTuple):
-    node: RadixNode
-    num_blocks: int
-    """How many of the node's blocks match; fewer than all only at the end of a path."""
+class TreePath(NamedTuple):
+    """Nodes that follow each other and hold a sequence's blocks; all of each, but for the last perhaps."""
+
+    nodes: list[RadixNode]
+    end_block: int
+    """Where the last node's blocks stop being the sequence's."""
 
 
 class RadixTree:
@@ -88,22 +90,22 @@ class RadixTree:
             self._roots[namespace] = RadixNode(namespace, None, 0, 0, bytearray(), NodePayload(0))
         return self._roots[namespace]
 
-    def descend(self, start: RadixNode, keys: BlockKeys, end_block: int) -> list[MatchedNode]:
+    def descend(self, start: RadixNode, keys: BlockKeys, end_block: int) -> TreePath:
         """The longest path below the end of `start` that equals keys [start.end_block, end_block). Does not mutate."""
-        path: list[MatchedNode] = []
+        nodes: list[RadixNode] = []
         data, size = keys.data, keys.block_bytes
         at, end, node = start.end_block * size, end_block * size, start
         while at < end:
             child = node.children.get(data[at : at + size])
             if child is None:
                 break
+            nodes.append(child)
             edge = child.edge
             if at + len(edge) > end or not data.startswith(edge, at):
-                path.append(MatchedNode(child, _num_equal_blocks(edge, data[at:end], size)))
+                at += _num_equal_blocks(edge, data[at:end], size) * size
                 break
-            path.append(MatchedNode(child, len(edge) // size))
             at, node = at + len(edge), child
-        return path
+        return TreePath(nodes, at // size)
 
     def split(self, node: RadixNode, num_blocks: int) -> RadixNode:
         """Cuts the first blocks off into a node of their own above `node`, and returns it.

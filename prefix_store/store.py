@@ -25,7 +25,7 @@ from prefix_store.lease import LeasedPath
 from prefix_store.offer import Offer
 from prefix_store.packed_routes import PackedRoutes
 from prefix_store.payload import NodePayload
-from prefix_store.radix_tree import BlockKeys, MatchedNode, RadixNode, RadixTree, path_from_root
+from prefix_store.radix_tree import BlockKeys, RadixNode, RadixTree, TreePath, path_from_root
 from prefix_store.size_account import SizeAccount
 
 TokenIds = npt.NDArray[np.int32]
@@ -77,13 +77,12 @@ class PrefixStore:
         """How many tokens of full blocks have KV (per rank) and routes. Does not mutate."""
         path = self._find(namespace, self._keys(token_ids))
         num_kv_blocks = [0] * len(self._pools)
-        num_blocks = 0
-        for node, num_matched in path:
-            num_blocks += num_matched
+        for node in path.nodes:
             for rank, block_ids in node.payload.kv.items():
-                num_kv_blocks[rank] += min(len(block_ids), num_matched)
-        num_kv_tokens = tuple(number * self._block_size for number in num_kv_blocks)
-        return PrefixMatch(namespace, num_blocks * self._block_size, num_kv_tokens)
+                num_kv_blocks[rank] += len(block_ids)
+        size, end = self._block_size, path.end_block
+        num_kv_tokens = tuple([min(number, end) * size for number in num_kv_blocks])
+        return PrefixMatch(namespace, end * size, num_kv_tokens)
 
     def acquire(self, namespace: Namespace, token_ids: TokenIds, num_tokens: int) -> Lease:
         """Protects the first `num_tokens` of the path until `release`; splits the node in which they end.
@@ -97,14 +96,12 @@ class PrefixStore:
                 f"{self._block_size} tokens of the sequence"
             )
         path = self._find(namespace, self._keys(token_ids[:num_tokens]))
-        found = sum(part.num_blocks for part in path)
-        if found < num_blocks:
+        if path.end_block < num_blocks:
             raise StoreError(
-                f"a lease of {num_tokens} tokens, but the store holds {found * self._block_size} of "
-                "them: match again before acquiring"
+                f"a lease of {num_tokens} tokens, but the store holds "
+                f"{path.end_block * self._block_size} of them: match again before acquiring"
             )
-        end = path[-1] if path else MatchedNode(self._tree.ensure_root(namespace), 0)
-        node = self._count_lease(end, above=None)
+        node = self._count_lease(path, self._tree.ensure_root(namespace), above=None)
         lease = Lease(namespace, num_tokens)
         self._leases[lease] = LeasedPath(node)
         return lease
@@ -345,17 +342,18 @@ class PrefixStore:
         if not 0 <= rank < len(self._pools):
             raise StoreError(f"rank {rank} of a store for ranks 0 to {len(self._pools) - 1}")
 
-    def _find(self, namespace: Namespace, keys: BlockKeys) -> list[MatchedNode]:
+    def _find(self, namespace: Namespace, keys: BlockKeys) -> TreePath:
         root = self._tree.root(namespace)
-        return [] if root is None else self._tree.descend(root, keys, len(keys))
+        return TreePath([], 0) if root is None else self._tree.descend(root, keys, len(keys))
 
     # Leases
 
-    def _count_lease(self, end: MatchedNode, above: RadixNode | None) -> RadixNode:
-        """Counts a lease that ends with these blocks, split off if they are not all of the node's."""
-        node = end.node
-        if end.num_blocks < node.num_blocks:
-            node = self._tree.split(node, end.num_blocks)
+    def _count_lease(self, path: TreePath, start: RadixNode, above: RadixNode | None) -> RadixNode:
+        """Counts a lease that ends with the path below `start`, and returns its end, split off where that lies inside a
+        node."""
+        node = path.nodes[-1] if path.nodes else start
+        if path.end_block < node.end_block:
+            node = self._tree.split(node, path.end_block - node.first_block)
         for newly_leased in self._tree.acquire(node, above):
             self._account.node_leased(newly_leased.payload)
         return node
@@ -363,8 +361,7 @@ class PrefixStore:
     def _grow_lease(self, path: LeasedPath, keys: BlockKeys, end_block: int) -> None:
         """Over blocks that are in the tree."""
         further = self._tree.descend(path.end_node, keys, end_block)
-        if further:
-            path.end_node = self._count_lease(further[-1], above=path.end_node)
+        path.end_node = self._count_lease(further, path.end_node, above=path.end_node)
 
     def _stamp(self, nodes: list[RadixNode], ranks: set[Rank]) -> None:
         for node in nodes:
@@ -376,11 +373,11 @@ class PrefixStore:
 
     def _recorded_routes(self, path: LeasedPath, offer: Offer) -> PackedRoutes:
         """Routes of those offered blocks that are in the tree: under the lease, then below its end."""
+        below = self._tree.descend(path.end_node, offer.keys, offer.end_block)
+        end_block = min(max(below.end_block, path.end_block), offer.end_block)
         recorded = PackedRoutes()
-        for node in path_from_root(path.end_node, offer.first_block):
-            recorded.extend(node.routes_between(offer.first_block, offer.end_block))
-        for node, num_blocks in self._tree.descend(path.end_node, offer.keys, offer.end_block):
-            recorded.extend(node.payload.routes.part(0, num_blocks))
+        for node in (*path_from_root(path.end_node, offer.first_block), *below.nodes):
+            recorded.extend(node.routes_between(offer.first_block, end_block))
         return recorded
 
     def _add_kv(self, path: LeasedPath, offer: Offer, num_blocks: int) -> list[PublishOutcome]:

@@ -32,8 +32,18 @@ def sixteen_ranks() -> Iterator[Served]:
         served.assert_nothing_left(STOP_SECONDS)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """No other test runs beside sixteen ranks, idle or not."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--traces", metavar="DIR", help="folder of request traces: adds the tests that replay them"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """No other test runs beside sixteen ranks, idle or not. Without traces there is nothing to replay."""
     items.sort(
         key=lambda item: isinstance(item, pytest.Function) and "sixteen_ranks" in item.fixturenames
     )
+    if config.getoption("--traces") is None:
+        replays = [item for item in items if item.get_closest_marker("traces")]
+        items[:] = [item for item in items if not item.get_closest_marker("traces")]
+        config.hook.pytest_deselected(items=replays)
