@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from cluster.prefix_match import Publication
 from cluster.routes import ExpertRoutes, RouteShape
+from cluster.scores import SCORE_BYTES
 from cluster.types import BlockId, Namespace, Rank
 from prefix_store.store import PrefixStore
 
@@ -50,6 +51,7 @@ class FilledStore:
             block_size=BLOCK_SIZE,
             route_shape=SHAPE,
             route_budget_bytes=self._num_route_bytes,
+            score_budget_bytes=num_blocks * BLOCK_SIZE * SCORE_BYTES,
             kv_bytes_per_block=0,
         )
         self._fill()
