@@ -44,6 +44,8 @@ class ReceivePart:
                   expert after expert, within an expert ascending
     pair_ranks:   [p] uint8, the pair's number among its row's pairs here, by ascending local expert
     pair_weights: [p] float32, as applied
+    destinations: [L, W / 8 rounded up] uint8, `np.packbits` of the ranks to which the source sends rows, alike in every
+                  part: by it all ranks know alike how many pairs of ranks a layer of a step has
     """
 
     num_rows: Int32Array
@@ -51,11 +53,12 @@ class ReceivePart:
     pair_rows: Int32Array
     pair_ranks: npt.NDArray[np.uint8]
     pair_weights: npt.NDArray[np.float32]
+    destinations: npt.NDArray[np.uint8]
 
     @property
     def num_bytes(self) -> int:
         pairs = self.pair_rows.nbytes + self.pair_ranks.nbytes + self.pair_weights.nbytes
-        return self.num_rows.nbytes + self.pair_counts.nbytes + pairs
+        return self.num_rows.nbytes + self.pair_counts.nbytes + self.destinations.nbytes + pairs
 
 
 @dataclass(frozen=True, eq=False)

@@ -126,12 +126,27 @@ def _check_part(part: PlanPart, shape: PlanShape) -> None:
     _check_array(part, "pair_rows", receive.pair_rows, num_pairs, ends)
     _check_array(part, "pair_ranks", receive.pair_ranks, num_pairs, shape.num_experts_per_tok)
     _check_same(part, "shape of pair_weights", receive.pair_weights.shape, num_pairs)
+    named = _destinations(part, shape)
     if part.send is not None:
         counts, by_rank = part.send.counts, (shape.num_layers, shape.ep_size)
         _check_array(part, "send counts", counts, by_rank, part.num_tokens + 1)
         _check_array(part, "send tokens", part.send.tokens, (int(counts.sum()),), part.num_tokens)
         kept = counts[:, shape.rank].tolist()
         _check_same(part, "rows kept at home", kept, receive.num_rows.tolist())
+        _check_same(part, "destinations", named, (counts > 0).tolist())
+
+
+def _destinations(part: PlanPart, shape: PlanShape) -> list[list[bool]]:
+    """By layer and rank. Checked as far as this rank knows: ranks that disagree on them would wait for each other."""
+    packed = part.receive.destinations
+    by_layer = (shape.num_layers, -(-shape.ep_size // 8))
+    _check_same(part, "dtype of destinations", packed.dtype, np.dtype(np.uint8))
+    _check_same(part, "shape of destinations", packed.shape, by_layer)
+    named = np.unpackbits(packed, axis=1, count=shape.ep_size).astype(np.bool_)
+    arriving = (part.receive.num_rows > 0).tolist()
+    _check_same(part, "itself as a destination", named[:, shape.rank].tolist(), arriving)
+    by_rank: list[list[bool]] = named.tolist()
+    return by_rank
 
 
 def _check_array(

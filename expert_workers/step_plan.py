@@ -42,6 +42,7 @@ class LayerPlan:
     pair_ranks:     [p] int64, number of the pair among its row's
     pair_weights:   [p] float32
     pair_counts:    [E] int64
+    num_rank_pairs: pairs of two ranks with rows, in the whole group
     """
 
     send_tokens: Int64Array
@@ -51,6 +52,7 @@ class LayerPlan:
     pair_ranks: Int64Array
     pair_weights: npt.NDArray[np.float32]
     pair_counts: Int64Array
+    num_rank_pairs: int
 
 
 def join_parts(
@@ -64,6 +66,7 @@ def join_parts(
     """One LayerPlan per MoE layer. `receives` are ordered by source; both may be empty."""
     sent = _join_sends(sends, num_layers, ep_size)
     received = _join_receives(receives, num_layers, num_experts, ep_size)
+    num_rank_pairs = _count_rank_pairs(receives, num_layers, ep_size)
     return [
         LayerPlan(
             send_tokens=sent.entries[sent.begins[layer] : sent.begins[layer + 1]],
@@ -73,6 +76,7 @@ def join_parts(
             pair_ranks=received.ranks[received.begins[layer] : received.begins[layer + 1]],
             pair_weights=received.weights[received.begins[layer] : received.begins[layer + 1]],
             pair_counts=received.pair_counts[layer],
+            num_rank_pairs=num_rank_pairs[layer],
         )
         for layer in range(num_layers)
     ]
@@ -125,6 +129,18 @@ def _join_receives(
     np.add.at(row_counts.T, [r.source for r in receives], num_rows)
     total = counts.sum(axis=0)
     return _Received(row_counts, rows, ranks, weights, total, _begins(total))
+
+
+def _count_rank_pairs(
+    receives: Sequence[PlacedReceive], num_layers: int, ep_size: int
+) -> list[int]:
+    """By layer."""
+    has_rows = np.zeros((ep_size, num_layers, ep_size), np.uint8)  # from source to destination
+    for receive in receives:
+        has_rows[receive.source] |= np.unpackbits(receive.part.destinations, axis=1, count=ep_size)
+    has_rows[range(ep_size), :, range(ep_size)] = 0
+    counts: list[int] = has_rows.sum(axis=(0, 2), dtype=np.int64).tolist()
+    return counts
 
 
 def _places(counts: Int64Array) -> Int64Array:

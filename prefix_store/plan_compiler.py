@@ -37,8 +37,7 @@ def compile_fragment(
     )
     pairs = _Pairs(ranks, experts, rows, _numbers_in_row(ranks), weights)
     receive = tuple(
-        pairs.part(Rank(rank), send.counts[:, rank].copy(), per_rank)
-        for rank in range(placement.ep_size)
+        pairs.part(Rank(rank), send.counts, per_rank) for rank in range(placement.ep_size)
     )
     return PlanFragment(source, placement.epoch, routes.num_tokens, send, receive)
 
@@ -93,14 +92,15 @@ class _Pairs:
         self._weights = weights.ravel()[order].astype(np.float32)
         self._begins = np.searchsorted(self._ranks, np.arange(num_ranks + 1))
 
-    def part(self, rank: Rank, num_rows: npt.NDArray[np.int32], num_experts: int) -> ReceivePart:
+    def part(self, rank: Rank, send_counts: npt.NDArray[np.int32], num_experts: int) -> ReceivePart:
         begin, end = self._begins[rank], self._begins[rank + 1]
         group = self._layers[begin:end] * num_experts + self._experts[begin:end]
         counts = np.bincount(group, minlength=self._num_layers * num_experts)
         return ReceivePart(
-            num_rows=num_rows,
+            num_rows=send_counts[:, rank].copy(),
             pair_counts=counts.reshape(self._num_layers, num_experts).astype(np.int32),
             pair_rows=self._rows[begin:end].copy(),
             pair_ranks=self._numbers[begin:end].copy(),
             pair_weights=self._weights[begin:end].copy(),
+            destinations=np.packbits(send_counts > 0, axis=1),
         )

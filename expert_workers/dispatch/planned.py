@@ -1,4 +1,5 @@
-"""Dispatch whose sizes and layout every rank knows before the step: rows only, between the pairs that have some.
+"""Dispatch whose sizes and layout every rank knows before the step: rows only, between the pairs that have some, or
+where nearly all have in one all-to-all.
 
 No counts, no metadata, no gate, no sort. What a layer does was joined from plan fragments (`expert_workers/step_plan`).
 
@@ -15,17 +16,19 @@ from torch import Tensor
 
 from expert_workers.dispatch.layout import SentRows, sum_over_ranks
 from expert_workers.exchange.base import Exchange, RowSplits
+from expert_workers.exchange.density import all_to_all_pays
 from expert_workers.model.experts import ExpertLayout
 from expert_workers.step_plan import LayerPlan
 
 
 @dataclass(frozen=True)
 class PlannedLayer:
-    """One MoE layer of a step's plan as tensors."""
+    """One MoE layer of a step's plan as tensors. by_all_to_all: how its rows go, the same on every rank."""
 
     rows: SentRows
     splits: RowSplits
     layout: ExpertLayout
+    by_all_to_all: bool
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,7 @@ def planned_layer(plan: LayerPlan, layer_format: LayerFormat) -> PlannedLayer:
         rows=SentRows(_tensor(plan.send_tokens, device), _tensor(destinations, device)),
         splits=RowSplits(tuple(plan.send_counts.tolist()), tuple(plan.recv_counts.tolist())),
         layout=_layout(plan, layer_format),
+        by_all_to_all=all_to_all_pays(plan.num_rank_pairs, len(plan.send_counts)),
     )
 
 
@@ -74,7 +78,7 @@ def _tensor(array: npt.NDArray[np.generic], device: torch.device) -> Tensor:
 
 
 class PlannedStep:
-    """One step's planned tokens on this rank. Every rank with rows to send or to get makes the same calls.
+    """One step's planned tokens on this rank. Every rank makes the same calls.
 
     has_dynamic: some rank's chunk of the same step goes another way, so every rank takes that way's exchanges too.
     """
@@ -101,15 +105,17 @@ class PlannedStep:
     def dispatch(self, moe_layer: int, x: Tensor) -> Tensor:
         """x: [T, H]. Returns the rows received, [R, H]. Raises ExchangeError."""
         layer = self._layers[moe_layer]
-        rows = x[layer.rows.token_indices]
-        if self._exchange is None:
-            return rows
-        return self._exchange.exchange_pairs(rows, layer.splits)
+        return self._move(layer, x[layer.rows.token_indices], layer.splits)
 
     def combine(self, moe_layer: int, y: Tensor) -> Tensor:
         """y: [R, H], this rank's weighted sums. Returns [T, H], summed in rank order. Raises ExchangeError."""
         layer = self._layers[moe_layer]
-        returned = y
-        if self._exchange is not None:
-            returned = self._exchange.exchange_pairs(y, layer.splits.reversed())
+        returned = self._move(layer, y, layer.splits.reversed())
         return sum_over_ranks(returned, layer.rows, layer.splits, self.num_tokens)
+
+    def _move(self, layer: PlannedLayer, rows: Tensor, splits: RowSplits) -> Tensor:
+        if self._exchange is None:
+            return rows
+        if layer.by_all_to_all:
+            return self._exchange.exchange_rows(rows, splits)
+        return self._exchange.exchange_pairs(rows, splits)

@@ -70,7 +70,7 @@ class TorchGroupExchange:
 
     def _start_one_by_one(self, receives: list[_Message], sends: list[_Message]) -> list[dist.Work]:
         """Receives first: with gloo every message is a rendezvous. The group is called without the checks of
-        `torch.distributed`'s own functions, which take a fifth of a small exchange."""
+        `torch.distributed`'s own functions, which take a tenth of a small exchange."""
         works = [self._group.recv([slot], peer, _TAG) for peer, slot in receives]
         return works + [self._group.send([rows], peer, _TAG) for peer, rows in sends]
 

@@ -111,6 +111,7 @@ def with_send(part: PlanPart, **changes: Any) -> PlanPart:
 GOOD = make_part(1)
 GOOD_SEND = FRAGMENTS[1].send
 NUM_PAIRS = len(GOOD.receive.pair_rows)
+DESTINATIONS = GOOD.receive.destinations
 
 
 def raised(array: np.ndarray, by: int) -> np.ndarray:
@@ -139,6 +140,13 @@ def raised(array: np.ndarray, by: int) -> np.ndarray:
         (with_receive(GOOD, pair_ranks=np.full(NUM_PAIRS, 3, np.uint8)), "pair_ranks out of"),
         (with_receive(GOOD, pair_ranks=np.zeros(NUM_PAIRS)), "integers as pair_ranks False"),
         (with_receive(GOOD, pair_weights=np.zeros(1, np.float32)), "shape of pair_weights"),
+        (
+            with_receive(GOOD, destinations=DESTINATIONS ^ np.uint8(1 << 7)),
+            "itself as a destination",
+        ),
+        (with_receive(GOOD, destinations=DESTINATIONS ^ np.uint8(1 << 6)), r"destinations \[\["),
+        (with_receive(GOOD, destinations=DESTINATIONS[:1]), "shape of destinations"),
+        (with_receive(GOOD, destinations=DESTINATIONS.view(np.int8)), "dtype of destinations"),
         (with_send(GOOD, counts=np.zeros((LAYERS, RANKS + 1), np.int32)), "shape of send counts"),
         (with_send(GOOD, tokens=GOOD_SEND.tokens[1:]), "shape of send tokens"),
         (with_send(GOOD, tokens=raised(GOOD_SEND.tokens, 5)), "send tokens out of range"),

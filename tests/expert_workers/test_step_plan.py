@@ -16,6 +16,7 @@ class CountedLayer:
 
     send_tokens: list[list[int]]
     recv_counts: list[int]
+    num_rank_pairs: int
     pairs: list[tuple[int, int, int, float]]
 
 
@@ -49,6 +50,13 @@ def counted(case: PlanCase, rank: int, layer: int) -> CountedLayer:
         ]
         for to in range(case.ep_size)
     ]
+    rank_pairs = {
+        (source, p // per_rank)
+        for source, of_source in enumerate(tokens)
+        for choices in of_source
+        for p, _ in choices
+        if p // per_rank != source
+    }
     arrived = [
         [[(p % per_rank, w) for p, w in choices if p // per_rank == rank] for choices in of_source]
         for of_source in tokens
@@ -57,6 +65,7 @@ def counted(case: PlanCase, rank: int, layer: int) -> CountedLayer:
     return CountedLayer(
         send_tokens,
         [sum(bool(here) for here in of_source) for of_source in arrived],
+        len(rank_pairs),
         sorted((e, row, i, w) for row, here in enumerate(rows) for i, (e, w) in enumerate(here)),
     )
 
@@ -72,6 +81,7 @@ def test_a_joined_plan_has_every_row_and_pair_in_the_order_of_a_dispatch(seed: i
             ]
             assert plan.send_counts.tolist() == [len(tokens) for tokens in expected.send_tokens]
             assert plan.recv_counts.tolist() == expected.recv_counts
+            assert plan.num_rank_pairs == expected.num_rank_pairs
             experts = np.repeat(np.arange(len(plan.pair_counts)), plan.pair_counts).tolist()
             columns = (plan.pair_rows, plan.pair_ranks, plan.pair_weights)
             pairs = zip(experts, *(column.tolist() for column in columns), strict=True)

@@ -43,6 +43,12 @@ def test_a_token_goes_once_to_every_rank_that_has_one_of_its_experts() -> None:
     assert send.tokens.tolist() == [0, 2, 1, 2, 0, 1, 0, 2]
 
 
+def test_every_part_tells_in_bits_where_its_source_sends_rows() -> None:
+    routes = make_routes([[[0, 1], [4, 5]], [[1, 2], [2, 3]]])
+    for part in compile_at_start(routes, Rank(0)).receive:
+        assert part.destinations.tolist() == [[0b1000_0000], [0b1100_0000]]
+
+
 def test_a_rank_is_told_of_its_own_pairs_by_expert_and_then_by_row() -> None:
     routes = make_routes([[[0, 2], [1, 4]], [[3, 5], [0, 1]], [[2, 3], [3, 4]]])
     first, second = compile_at_start(routes, Rank(1)).receive
@@ -113,7 +119,7 @@ def test_the_bytes_of_a_fragment_are_those_of_all_its_arrays() -> None:
     arrays = [fragment.send.tokens, fragment.send.counts]
     for part in fragment.receive:
         arrays += [part.num_rows, part.pair_counts]
-        arrays += [part.pair_rows, part.pair_ranks, part.pair_weights]
+        arrays += [part.pair_rows, part.pair_ranks, part.pair_weights, part.destinations]
     assert fragment.num_bytes == sum(array.nbytes for array in arrays)
 
 

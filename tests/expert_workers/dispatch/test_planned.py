@@ -12,6 +12,7 @@ from cluster.messages import SentTraffic
 from expert_workers.dispatch.negotiated import NegotiatedDispatcher
 from expert_workers.dispatch.planned import LayerFormat, PlannedLayer, planned_layer
 from expert_workers.exchange.counting import CountingExchange
+from expert_workers.exchange.density import all_to_all_pays
 from expert_workers.model.experts import ExpertLayout, apply_experts, run_experts
 from expert_workers.model.numerics import DeterministicNumerics, FastNumerics, Numerics
 from expert_workers.model.weights import ExpertWeights
@@ -138,16 +139,20 @@ def make_hidden(case: PlanCase, rank: int, layer: int) -> Tensor:
 
 
 def expected_traffic(case: PlanCase, rank: int) -> list[tuple[SentTraffic, SentTraffic]]:
-    """One message per pair of two ranks with rows, each row once there and once back."""
+    """One message per pair of two ranks with rows, or where that pays to every rank; each row once there and back."""
     traffic = []
     for layer in range(case.shape.num_moe_layers):
         rows = case.pair_rows(layer)
         rows[range(case.ep_size), range(case.ep_size)] = 0
         there, back = rows[rank], rows[:, rank]
+        if all_to_all_pays(int((rows > 0).sum()), case.ep_size):
+            num_messages = case.ep_size - 1, case.ep_size - 1
+        else:
+            num_messages = int((there > 0).sum()), int((back > 0).sum())
         traffic.append(
             (
-                SentTraffic(int((there > 0).sum()), int(there.sum()) * HIDDEN * 4),
-                SentTraffic(int((back > 0).sum()), int(back.sum()) * HIDDEN * 4),
+                SentTraffic(num_messages[0], int(there.sum()) * HIDDEN * 4),
+                SentTraffic(num_messages[1], int(back.sum()) * HIDDEN * 4),
             )
         )
     return traffic
@@ -177,6 +182,35 @@ def test_eight_ranks_on_a_shuffled_placement_with_redundant_copies() -> None:
     check_both_ways(case)
 
 
+def dense_and_sparse_case() -> PlanCase:
+    """Eight ranks: in the first layer all pairs have rows, in the second only those to rank 0."""
+    case = even_case(6, [[24]] * 8, k=2)
+    for (routes,) in case.routes:
+        routes.topk_ids[:, 1] = [0, 1]
+    return case
+
+
+def test_every_rank_finds_the_same_number_of_pairs_with_rows_and_the_same_way_for_them() -> None:
+    dense, sparse = zip(*(joined(dense_and_sparse_case(), rank) for rank in range(8)), strict=True)
+    layer_format = LayerFormat(num_ordinals=2, min_group_rows=1, device=CPU)
+    assert [plan.num_rank_pairs for plan in (*dense, *sparse)] == [56] * 8 + [7] * 8
+    assert {planned_layer(plan, layer_format).by_all_to_all for plan in dense} == {True}
+    assert {planned_layer(plan, layer_format).by_all_to_all for plan in sparse} == {False}
+
+
+def test_a_dense_layer_by_all_to_all_and_a_sparse_one_by_pairs_are_negotiated_ones_to_the_byte() -> (
+    None
+):
+    check_both_ways(dense_and_sparse_case(), DeterministicNumerics)
+
+
+def test_a_dense_layer_is_one_all_to_all_there_and_one_back_and_a_sparse_one_messages() -> None:
+    case = dense_and_sparse_case()
+    first, *others = run_ranks(8, lambda context: gloo_calls(case, context))
+    assert first == {"gloo:all_to_all": 2, "gloo:send": 7, "gloo:recv": 7}
+    assert others == [{"gloo:all_to_all": 2, "gloo:send": 1, "gloo:recv": 1}] * 7
+
+
 def test_sparse_routes_leave_most_pairs_without_a_message() -> None:
     case = even_case(5, [[1], [], [1], []], num_experts=8, k=1)
     outcomes = both_ways(case, FastNumerics)
@@ -188,18 +222,19 @@ def test_sparse_routes_leave_most_pairs_without_a_message() -> None:
 
 def test_gloo_sends_what_the_plan_says_and_starts_no_collective() -> None:
     case = even_case(2, [[2], [], [3], []])
-
-    def gloo_calls(context: RankContext) -> dict[str, int]:
-        step = plan_step(case, context.rank, exchange=context.exchange())
-        assert step is not None
-        with profile() as profiler:
-            for layer in range(case.shape.num_moe_layers):
-                received = step.dispatch(layer, make_hidden(case, context.rank, layer))
-                step.combine(layer, received)
-        events = profiler.key_averages()
-        return {event.key: event.count for event in events if event.key.startswith("gloo:")}
-
-    for rank, calls in enumerate(run_ranks(4, gloo_calls)):
+    for rank, calls in enumerate(run_ranks(4, lambda context: gloo_calls(case, context))):
         sent = sum(a.messages + b.messages for a, b in expected_traffic(case, rank))
         assert sent > 0
         assert calls == {"gloo:send": sent, "gloo:recv": sent}
+
+
+def gloo_calls(case: PlanCase, context: RankContext) -> dict[str, int]:
+    """What one rank's planned layers start, by name."""
+    step = plan_step(case, context.rank, exchange=context.exchange())
+    assert step is not None
+    with profile() as profiler:
+        for layer in range(case.shape.num_moe_layers):
+            received = step.dispatch(layer, make_hidden(case, context.rank, layer))
+            step.combine(layer, received)
+    events = profiler.key_averages()
+    return {event.key: event.count for event in events if event.key.startswith("gloo:")}
