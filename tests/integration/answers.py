@@ -2,14 +2,12 @@
 
 import base64
 import io
-import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from cluster.routes import ExpertRoutes
-from tests.integration.api import CellApi, completion_body
 
 EVERYTHING: dict[str, Any] = {"return_token_ids": True, "return_routed_experts": "weights"}
 
@@ -21,8 +19,8 @@ class Answer:
     text: str
     token_ids: tuple[int, ...]
     routed_range: tuple[int, int]
-    experts: bytes
-    weights: bytes
+    experts: bytes = field(repr=False)
+    weights: bytes = field(repr=False)
 
     @property
     def routes(self) -> ExpertRoutes:
@@ -36,27 +34,17 @@ def _array(file: bytes) -> np.ndarray:
 
 def answer_of(body: Any) -> Answer:
     """Of a whole completion."""
-    (choice,) = body["choices"]
-    return _answer([choice])
+    return answer_of_pieces(body["choices"])
 
 
-def streamed(api: CellApi, prompt: list[int], max_tokens: int, **fields: Any) -> Answer:
-    body = completion_body(prompt, max_tokens, stream=True, **EVERYTHING, **fields)
-    choices: list[Any] = []
-    with api.http.stream("POST", f"{api.base_url}/v1/completions", json=body) as stream:
-        for line in stream.iter_lines():
-            if line.startswith("data: {"):
-                choices += json.loads(line.removeprefix("data: "))["choices"]
-    return _answer(choices)
-
-
-def _answer(choices: list[Any]) -> Answer:
-    """Of the pieces of one choice, of which the last has the routes."""
-    first, end = choices[-1]["routed_range"]
+def answer_of_pieces(pieces: list[Any]) -> Answer:
+    """Of one choice, whose last piece has the routes."""
+    last = pieces[-1]
+    first, end = last["routed_range"]
     return Answer(
-        text="".join(choice["text"] for choice in choices),
-        token_ids=tuple(token for choice in choices for token in choice["token_ids"]),
+        text="".join(piece["text"] for piece in pieces),
+        token_ids=tuple(token_id for piece in pieces for token_id in piece["token_ids"]),
         routed_range=(first, end),
-        experts=base64.b64decode(choices[-1]["routed_experts"]),
-        weights=base64.b64decode(choices[-1]["routed_weights"]),
+        experts=base64.b64decode(last["routed_experts"]),
+        weights=base64.b64decode(last["routed_weights"]),
     )

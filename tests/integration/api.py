@@ -1,5 +1,6 @@
 """A cell's HTTP answers as tests use them: plain JSON, metrics as numbers."""
 
+import json
 import random
 from types import TracebackType
 from typing import Any, Self
@@ -46,6 +47,16 @@ class CellApi:
         )
         assert answer.status_code == 200, answer.text
         return answer.json()
+
+    def stream(self, prompt: str | list[int], max_tokens: int = 8, **fields: Any) -> list[Any]:
+        """The pieces of the one choice, in order. Raises KeyError when the stream says an error."""
+        pieces: list[Any] = []
+        body = completion_body(prompt, max_tokens, stream=True, **fields)
+        with self.http.stream("POST", f"{self.base_url}/v1/completions", json=body) as stream:
+            for line in stream.iter_lines():
+                if line.startswith("data: {"):
+                    pieces += json.loads(line.removeprefix("data: "))["choices"]
+        return pieces
 
     def evict(self, part: str) -> Any:
         answer = self.http.post(f"{self._admin_url}/admin/evict", json={"part": part})

@@ -1,29 +1,18 @@
 """Features switched off and on again over the admin port, under requests that stream."""
 
-import json
 from concurrent.futures import ThreadPoolExecutor
 
-import httpx
 import pytest
 
 from tests.helpers.served import eventually
-from tests.integration.api import ALL_ON, CellApi, completion_body, random_prompt, source_of
+from tests.integration.api import ALL_ON, CellApi, random_prompt, source_of
 
 pytestmark = pytest.mark.ray
 MAX_TOKENS = 24
 
 
 def stream_text(api: CellApi, prompt: list[int]) -> str:
-    body = completion_body(prompt, MAX_TOKENS, stream=True)
-    text = ""
-    with (
-        httpx.Client(timeout=60.0) as client,
-        client.stream("POST", f"{api.base_url}/v1/completions", json=body) as stream,
-    ):
-        for line in stream.iter_lines():
-            if line.startswith("data: {"):
-                text += json.loads(line.removeprefix("data: "))["choices"][0]["text"]
-    return text
+    return "".join(piece["text"] for piece in api.stream(prompt, MAX_TOKENS))
 
 
 @pytest.mark.parametrize("name", ALL_ON)

@@ -14,7 +14,7 @@ from deploy.planning import DEMO_MODEL
 from tests.helpers.equality import ReferenceModel
 from tests.helpers.served import Served
 from tests.helpers.states import RequestRun
-from tests.integration.answers import EVERYTHING, Answer, answer_of, streamed
+from tests.integration.answers import EVERYTHING, Answer, answer_of, answer_of_pieces
 from tests.integration.api import CellApi, MetricValues, random_prompt, source_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
@@ -149,9 +149,10 @@ def test_streams_that_replay_one_prefix_at_once_answer_what_each_prompt_answers_
     api.evict("kv")
     before = api.metrics()
     with ThreadPoolExecutor(9) as pool:
-        streams = list(pool.map(lambda prompt: streamed(api, prompt, MAX_TOKENS), prompts * 3))
+        streams = pool.map(lambda p: api.stream(p, MAX_TOKENS, **EVERYTHING), prompts * 3)
+        answers = [answer_of_pieces(pieces) for pieces in streams]
     rise = api.rise_since(before)
-    assert streams == cold * 3
+    assert answers == cold * 3
     assert replayed_by(rise, "planned") >= len(prefix)
     assert planned_share(rise) >= PLANNED_SHARE
     assert num_steps_with_plans(rise) >= 1
