@@ -55,6 +55,10 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     num_top_logprobs: int = 1
     """Most likely tokens that are listed with the score of an output token, at least 1."""
     return_scores: bool = False
+    choice: int = 0
+    """Number among the choices of one prompt: part of the key that draws its tokens."""
+    leader_id: str | None = None
+    """request_id of choice 0, submitted before: this one takes its seed and, once they are known, its prompt's routes."""
     priority: int = 0
     """Lower goes first, in the queue and when blocks run out; first come, first served among equals."""
 
@@ -234,6 +238,7 @@ class SequenceStart(msgspec.Struct, frozen=True, tag=True):
     barred_before: int = 0
     num_top_logprobs: int = 1
     """Most likely tokens that are listed with every score, at least 1."""
+    choice: int = 0
 
 
 class SequenceEnd(msgspec.Struct, frozen=True, tag=True):

@@ -47,8 +47,6 @@ from expert_workers.stopwatch import Stopwatch
 
 SCORED_ROWS = 256
 """Rows of logits that exist together when a prompt is scored: with 150,000 tokens in the vocabulary, 150 MB."""
-LEADING_CHOICE = 0
-"""A request has one choice; its number is part of the sampler's key."""
 
 
 @dataclass(frozen=True)
@@ -233,7 +231,7 @@ class ExpertWorker:
             temperature=start.temperature,
             top_p=start.top_p,
             seed=start.seed,
-            choice=LEADING_CHOICE,
+            choice=start.choice,
             position=chunk.end_position,
             top_k=start.top_k,
             min_p=start.min_p,

@@ -114,21 +114,28 @@ class Engine:
                 f"{len(self._scheduler.waiting)} requests are waiting, which is the bound "
                 "(scheduler.max_num_waiting); try again later"
             )
-        seed = submit.sampling.seed if submit.sampling.seed is not None else self._draw_seed()
+        leader = self._requests.get((client, submit.leader_id)) if submit.leader_id else None
         request = Request(
             submit,
             client=client,
             seq_id=SeqId(self._next_seq_id),
-            seed=seed,
+            seed=self._seed(submit, leader),
             namespace=self._namespace_of(submit.cache_salt),
             block_size=self._limits.block_size,
             route_shape=self._limits.route_shape,
             arrival_seconds=self._clock(),
         )
         self._next_seq_id += 1
+        if leader is not None:
+            request.follow(leader)
         self._requests[client, submit.request_id] = request
         self._by_seq_id[request.seq_id] = request
         self._scheduler.add(request)
+
+    def _seed(self, submit: Submit, leader: Request | None) -> int:
+        if submit.sampling.seed is not None:
+            return submit.sampling.seed
+        return self._draw_seed() if leader is None else leader.seed
 
     def _check(self, client: bytes, submit: Submit) -> None:
         """What an HTTP server promises of a submit, and that a rank can ever hold it."""
@@ -288,6 +295,7 @@ class Engine:
                 barred_token_ids=sampling.barred_token_ids,
                 barred_before=request.num_prompt_tokens + sampling.min_tokens,
                 num_top_logprobs=request.num_top_logprobs,
+                choice=request.choice,
             ),
         )
 

@@ -73,6 +73,8 @@ class Request:
         self.client = client
         self.seq_id = seq_id
         self.seed = seed
+        self.choice = submit.choice
+        self._leader: Request | None = None
         self.namespace = namespace
         self.sampling: SamplingParams = submit.sampling
         self.return_routes = submit.return_routes
@@ -200,6 +202,27 @@ class Request:
             key = hashlib.blake2b(key + data[end - width : end], digest_size=_KEY_BYTES).digest()
             keys.append(key)
         return keys
+
+    # --- choices of one prompt
+
+    def follow(self, leader: "Request") -> None:
+        """This is another choice of the leader's prompt, whose tokens count once."""
+        self._leader = leader
+        self.counted = True
+
+    @property
+    def awaits_leader(self) -> bool:
+        """Choice 0 computes the prompt for all, and its routes are still to come."""
+        leader = self._leader
+        if leader is None or leader.num_recorded_tokens >= self.num_prompt_tokens:
+            return False
+        return leader.finish_reason is None or leader.num_pending_frames > 0
+
+    def take_from_leader(self) -> None:
+        """The routes of the prompt, which are this choice's own from now on; once, when they are known or lost."""
+        leader, self._leader = self._leader, None
+        if leader is not None and leader.num_recorded_tokens >= self.num_prompt_tokens:
+            self.route_log.append(leader.route_log.slice(0, self.num_prompt_tokens))
 
     # --- blocks
 

@@ -260,7 +260,7 @@ class Scheduler:
     ) -> None:
         places = self._limits.max_num_seqs * self._limits.num_ranks - len(self.running)
         window = list(islice(self.waiting, min(WAITING_WINDOW, 4 * places)))
-        head = next((r for r in window if not r.num_pending_frames), None)
+        head = next((r for r in window if _is_ready(r)), None)
         if head is None:
             return
         offering = chain(self.running, self.retired) if self._features.prefix_store else ()
@@ -271,8 +271,9 @@ class Scheduler:
             self._limits, self._features, self._match, self.running, in_flight, window
         )
         for request in window:
-            if request.num_pending_frames:
-                continue  # its own routes are still on their way; it replays them
+            if not _is_ready(request):
+                continue
+            request.take_from_leader()
             candidate = admission.choose(request)
             while candidate and not candidate.waits and not self._start(request, candidate):
                 admission.close(candidate.rank)  # to later requests too: nobody overtakes
@@ -374,3 +375,8 @@ class Scheduler:
     def _insert_running(self, request: Request) -> None:
         place = bisect_left(self.running, request.precedence, key=lambda r: r.precedence)
         self.running.insert(place, request)
+
+
+def _is_ready(request: Request) -> bool:
+    """The routes that it shall replay, its own or its leader's, are not on their way any more."""
+    return not request.num_pending_frames and not request.awaits_leader

@@ -123,10 +123,13 @@ class ContentWorkers:
         self._frames: deque[tuple[int, LateFrame]] = deque()
         self._calls = 0
         self.sequences: set[tuple[int, int]] = set()
+        self.starts: list[SequenceStart] = []
+        """Of all sequences so far."""
 
     def start_sequence(self, rank: Rank, start: SequenceStart) -> None:
         assert (rank, start.seq_id) not in self.sequences
         self.sequences.add((rank, start.seq_id))
+        self.starts.append(start)
 
     def end_sequences(self, rank: Rank, seq_ids: list[int]) -> None:
         for seq_id in seq_ids:

@@ -22,6 +22,7 @@ from router_service.scheduler_limits import SchedulerLimits
 from router_service.step_metrics import StepMetrics
 
 CLIENT = b"http-test"
+SUBMIT_FIELDS = frozenset(Submit.__struct_fields__)
 
 
 @dataclass
@@ -115,43 +116,15 @@ class EngineHarness:
         )
         self.generations: dict[str, Generation] = {}
 
-    def submit(
-        self,
-        request_id: str,
-        prompt: list[int],
-        max_tokens: int,
-        *,
-        temperature: float = 0.0,
-        top_p: float = 1.0,
-        seed: int | None = None,
-        stop_token_ids: tuple[int, ...] = (),
-        cache_salt: str | None = None,
-        return_routes: bool = True,
-        recompute_prompt: bool = False,
-        score_prompt: bool = False,
-        num_top_logprobs: int = 1,
-        priority: int = 0,
-        **sampling_fields: Any,
-    ) -> None:
-        """sampling_fields: further ones of SamplingParams."""
-        sampling = SamplingParams(
-            max_tokens, temperature, top_p, seed, stop_token_ids, **sampling_fields
-        )
+    def submit(self, request_id: str, prompt: list[int], max_tokens: int, **fields: Any) -> None:
+        """Greedy unless told otherwise. fields: of Submit and of SamplingParams, by name."""
+        of_submit = {name: fields.pop(name) for name in tuple(fields) if name in SUBMIT_FIELDS}
+        of_submit = {"cache_salt": None, "return_routes": True, "return_scores": True} | of_submit
+        defaults = {"temperature": 0.0, "top_p": 1.0, "seed": None, "stop_token_ids": ()}
+        sampling = SamplingParams(max_tokens, **(defaults | fields))
         self.generations[request_id] = Generation()
         self.engine.submit(
-            CLIENT,
-            Submit(
-                request_id,
-                np.array(prompt, np.int32),
-                sampling,
-                cache_salt,
-                return_routes,
-                recompute_prompt=recompute_prompt,
-                score_prompt=score_prompt,
-                num_top_logprobs=num_top_logprobs,
-                return_scores=True,
-                priority=priority,
-            ),
+            CLIENT, Submit(request_id, np.array(prompt, np.int32), sampling, **of_submit)
         )
 
     def step(self) -> None:
