@@ -1,9 +1,9 @@
-"""States times chunk sizes over short prompts around block borders: all for latent attention, two ranks for grouped."""
+"""States times chunk sizes over short prompts around block borders: a part of it for grouped-query attention."""
 
 import pytest
 
 from tests.helpers.laboratory import Case, Laboratory, product_cases
-from tests.helpers.states import STATES
+from tests.helpers.states import PLANNED_STATES, STATES
 
 BUDGETS = (1, 7, 16, 512)
 LENGTHS = (1, 15, 16, 17, 31, 32, 33)
@@ -11,6 +11,8 @@ CASES = [
     *product_cases(["demo"], [1, 2], STATES, BUDGETS, LENGTHS),
     *product_cases(["plain"], [1, 2], STATES, BUDGETS, LENGTHS),
     *product_cases(["qwen3"], [2], STATES, BUDGETS, LENGTHS),
+    *product_cases(["qwen3"], [2], PLANNED_STATES, (7, 512), (33, 150)),
+    *product_cases(["qwen3"], [4], (*STATES, *PLANNED_STATES), (7,), (17, 33)),
 ]
 
 

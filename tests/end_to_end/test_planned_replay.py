@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.equality import ReferenceModel, byte_differences
+from tests.helpers.laboratory import DEMO, Laboratory
 from tests.helpers.states import (
     PLANNED_STATES,
     Bench,
@@ -77,9 +78,11 @@ def test_one_altered_expert_id_changes_logits_from_its_token_on(
     assert np.flatnonzero(changed)[0] == token
 
 
-@pytest.mark.parametrize("ep_size", [1, 2])
-def test_a_prompt_of_full_blocks_is_served_with_ruined_gates(ep_size: int) -> None:
-    with observed_ranks(DEMO_MODEL_DIR, ep_size=ep_size) as observed:
+@pytest.mark.parametrize(("model", "ep_size"), [(DEMO, 1), (DEMO, 2), ("qwen3", 2)])
+def test_a_prompt_of_full_blocks_is_served_with_ruined_gates(
+    laboratory: Laboratory, model: str, ep_size: int
+) -> None:
+    with observed_ranks(laboratory.model_dir(model), ep_size=ep_size) as observed:
         bench, prompt = observed.bench(budget=50, fragment_tokens=24), random_prompt(96, seed=53)
         cold = bench.generate(prompt, 1)
         observed.observations.poison_gates()
