@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from cluster.scores import TokenScores
 from cluster.types import BlockId, Rank
 from prefix_store.packed_routes import PackedRoutes
@@ -59,9 +61,12 @@ class NodePayload:
             part.scores[place] = record
         return head
 
-    def score_of(self, block: int, block_size: int) -> TokenScores:
-        """Of one block, made if there is none yet."""
+    def fill_scores(self, block: int, block_size: int, start: int, scores: TokenScores) -> int:
+        """Takes scores of a block's tokens from `start` on where none is known; mutates. Returns how many it took."""
         record = self.scores.get(block)
+        if record is None and scores.num_tokens == block_size:
+            self.scores[block] = TokenScores(scores.rows.copy())
+            return int(np.count_nonzero(scores.known))
         if record is None:
             record = self.scores[block] = TokenScores.unknown(block_size)
-        return record
+        return record.fill(start, scores)

@@ -209,19 +209,21 @@ class PrefixStore:
         """Scores of the tokens from `start` on, under the lease: taken where none is known yet, as long as the score
         budget has room. Returns how many were taken. Raises StoreError if the range leaves the lease."""
         path = self._held_range(lease, start, start + scores.num_tokens)
-        known, size, taken = scores.known, self._block_size, 0
+        num_known = [0, *np.cumsum(scores.known).tolist()]
+        size, taken = self._block_size, 0
         for node in path_from_root(path.end_node, start // size):
             for block in range(node.num_blocks):
                 first = (node.first_block + block) * size - start
                 begin, stop = max(first, 0), min(first + size, scores.num_tokens)
-                if begin >= stop or not known[begin:stop].any():
+                if begin >= stop or num_known[begin] == num_known[stop]:
                     continue
                 if block not in node.payload.scores:
                     if not self._evictor.make_score_room(self._max_score_blocks - 1):
                         return taken
                     self._account.scores.leased += 1
-                record = node.payload.score_of(block, size)
-                taken += record.fill(begin - first, scores.slice(begin, stop))
+                taken += node.payload.fill_scores(
+                    block, size, begin - first, scores.slice(begin, stop)
+                )
         return taken
 
     def allocate(self, rank: Rank, num_blocks: int) -> list[BlockId] | None:
