@@ -1,7 +1,9 @@
-"""Running counts of what the tree holds, split by whether a lease protects it. Counts only, no nodes."""
+"""Running counts of what the tree holds, split by whether a lease protects it. Counts only."""
+
+from collections.abc import Iterable
 
 from cluster.types import Rank
-from prefix_store.payload import NodePayload
+from prefix_store.radix_tree import RadixNode
 
 
 class PartAccount:
@@ -28,19 +30,27 @@ class SizeAccount:
         self.routes = PartAccount()
         self.scores = PartAccount()
 
-    def node_leased(self, payload: NodePayload) -> None:
-        """A node got its first lease."""
-        self.routes.lease(len(payload.routes))
-        self.scores.lease(len(payload.scores))
-        for rank, block_ids in payload.kv.items():
-            self.kv[rank].lease(len(block_ids))
+    def nodes_leased(self, nodes: Iterable[RadixNode]) -> None:
+        """Nodes got their first lease."""
+        self._lease(nodes, 1)
 
-    def node_unleased(self, payload: NodePayload) -> None:
-        """A node lost its last lease."""
-        self.routes.lease(-len(payload.routes))
-        self.scores.lease(-len(payload.scores))
-        for rank, block_ids in payload.kv.items():
-            self.kv[rank].lease(-len(block_ids))
+    def nodes_unleased(self, nodes: Iterable[RadixNode]) -> None:
+        """Nodes lost their last lease."""
+        self._lease(nodes, -1)
+
+    def _lease(self, nodes: Iterable[RadixNode], sign: int) -> None:
+        num_routes = num_scores = 0
+        num_kv = [0] * len(self.kv)
+        for node in nodes:
+            payload = node.payload
+            num_routes += node.num_blocks
+            num_scores += len(payload.scores)
+            for rank, block_ids in payload.kv.items():
+                num_kv[rank] += len(block_ids)
+        self.routes.lease(sign * num_routes)
+        self.scores.lease(sign * num_scores)
+        for part, num_blocks in zip(self.kv, num_kv, strict=True):
+            part.lease(sign * num_blocks)
 
     def num_evictable_kv(self, rank: Rank) -> int:
         """All unleased KV blocks: below an unleased node nothing is leased, so each can go, the lowest first."""

@@ -113,8 +113,7 @@ class PrefixStore:
         self._now += 1
         self._stamp(path_from_root(path.end_node), path.ranks)
         unleased = self._tree.release(path.end_node)
-        for node in unleased:
-            self._account.node_unleased(node.payload)
+        self._account.nodes_unleased(unleased)
         for node in unleased:
             self._evictor.offer(node)
         self._tree.drop_if_empty(lease.namespace)
@@ -184,7 +183,6 @@ class PrefixStore:
         self._now += 1
         path.ranks.add(rank)
         num_equal = packed.num_equal(recorded)
-        self._grow_lease(path, offer.keys, first_block + num_equal)
         outcomes = self._add_kv(path, offer, num_equal)
         path.conflicted = num_equal < len(recorded)
         if not path.conflicted:
@@ -356,8 +354,7 @@ class PrefixStore:
         node = path.nodes[-1] if path.nodes else start
         if path.end_block < node.end_block:
             node = self._tree.split(node, path.end_block - node.first_block)
-        for newly_leased in self._tree.acquire(node, above):
-            self._account.node_leased(newly_leased.payload)
+        self._account.nodes_leased(self._tree.acquire(node, above))
         return node
 
     def _grow_lease(self, path: LeasedPath, keys: BlockKeys, end_block: int) -> None:
@@ -383,9 +380,13 @@ class PrefixStore:
         return recorded
 
     def _add_kv(self, path: LeasedPath, offer: Offer, num_blocks: int) -> list[PublishOutcome]:
-        """The first offered blocks, which are in the tree with equal ids: taken where the rank has no KV yet."""
+        """The first offered blocks, which are in the tree with equal ids: leased, and taken where the rank has no KV
+        yet."""
         outcomes: list[PublishOutcome] = []
+        if not num_blocks:
+            return outcomes
         end_block = offer.first_block + num_blocks
+        self._grow_lease(path, offer.keys, end_block)
         for node in path_from_root(path.end_node, offer.first_block):
             first, end = max(offer.first_block, node.first_block), min(end_block, node.end_block)
             with_kv = node.first_block + node.payload.num_kv_blocks(offer.rank)
