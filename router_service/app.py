@@ -119,17 +119,19 @@ class OpenAiApi:
         if generation.request.stream:
             return EventStream(lambda: self._events(generation))
         deltas = await unless_client_leaves(request.receive, self._collect(generation))
-        choices = whole_choices(deltas)
+        choices, codec = whole_choices(deltas), self._model.text.codec
         if generation.prefix == "chatcmpl":
-            return json_response(chat_response(generation, choices))
-        return json_response(completion_response(generation, choices))
+            return json_response(chat_response(generation, choices, codec))
+        return json_response(completion_response(generation, choices, codec))
 
     async def _collect(self, generation: Generation) -> list[ChoiceDelta]:
         async with aclosing(self._generator.run(generation)) as deltas:
             return [delta async for delta in deltas]
 
     async def _events(self, generation: Generation) -> AsyncGenerator[bytes, None]:
-        writer = ChunkWriter(generation, chat=generation.prefix == "chatcmpl")
+        writer = ChunkWriter(
+            generation, self._model.text.codec, chat=generation.prefix == "chatcmpl"
+        )
         opened = False
         async with aclosing(self._generator.run(generation)) as deltas:
             async for delta in deltas:

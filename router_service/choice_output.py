@@ -1,18 +1,21 @@
 """The output of one choice as a client sees it: text up to the stop string, ids up to the token that completed it."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from cluster.scores import ScoreColumns
 from router_service.detokenizer import Detokenizer
+from router_service.logprobs import ScoredToken, scored_token
 from router_service.stop_strings import StopStrings
 
 
 @dataclass(frozen=True)
 class TextDelta:
-    """New text and the ids that belong to it; both may be empty."""
+    """New text and the ids that belong to it; both may be empty. scored: the same tokens, if log-probs were asked."""
 
     text: str
     token_ids: list[int]
+    scored: list[ScoredToken]
 
 
 class ChoiceOutput:
@@ -28,12 +31,19 @@ class ChoiceOutput:
         *,
         stop_token_ids: Collection[int] = (),
         min_tokens: int = 0,
+        num_logprobs: int = 0,
     ) -> None:
-        """stop_token_ids: one of them is the last token and has no text; min_tokens: see StopStrings."""
+        """stop_token_ids: one of them is the last token and has no text; min_tokens: see StopStrings; num_logprobs:
+        alternatives that were asked for with every score."""
         self._detokenizer = detokenizer
         self._stop_token_ids = frozenset(stop_token_ids)
         self._stop = StopStrings(stop, min_tokens=min_tokens)
+        self._num_logprobs = num_logprobs
         self._held_ids: list[int] = []
+        self._held_scored: list[ScoredToken] = []
+        self._num_given = 0
+        self._num_decoded = 0
+        """Characters of all tokens so far, those that are held back too."""
         self.num_tokens = 0
 
     @property
@@ -41,9 +51,14 @@ class ChoiceOutput:
         """1-based number of the token that completed a stop string; None if there is no match."""
         return None if self._stop.match is None else self._stop.match.num_tokens
 
-    def add(self, token_ids: Sequence[int]) -> TextDelta:
-        """Tokens after a match are ignored: the engine may be some steps ahead."""
-        pieces = [self._add_one(token_id) for token_id in token_ids if self.stopped_at is None]
+    def add(self, token_ids: Sequence[int], scores: ScoreColumns | None = None) -> TextDelta:
+        """Tokens after a match are ignored: the engine may be some steps ahead. scores: of all of these tokens."""
+        rows = [None] * len(token_ids) if scores is None else scores.split()
+        pieces = [
+            self._add_one(token_id, row)
+            for token_id, row in zip(token_ids, rows, strict=True)
+            if self.stopped_at is None
+        ]
         return self._delta("".join(pieces))
 
     def finish(self) -> TextDelta:
@@ -55,11 +70,15 @@ class ChoiceOutput:
             self._cut(self.stopped_at)
         return self._delta(text, final=True)
 
-    def _add_one(self, token_id: int) -> str:
+    def _add_one(self, token_id: int, score: ScoreColumns | None) -> str:
         self.num_tokens += 1
         self._held_ids.append(token_id)
+        if score is not None:
+            token = scored_token(token_id, self._num_decoded, score, self._num_logprobs)
+            self._held_scored.append(token)
         is_silent = token_id in self._stop_token_ids
         text = "" if is_silent else self._detokenizer.add(token_id)
+        self._num_decoded += len(text)
         text = self._stop.add(text, self.num_tokens)
         if self.stopped_at is not None:
             self._cut(self.stopped_at)
@@ -68,11 +87,18 @@ class ChoiceOutput:
     def _cut(self, num_tokens: int) -> None:
         surplus = self.num_tokens - num_tokens
         if surplus:
-            del self._held_ids[-surplus:]
+            del self._held_ids[-surplus:], self._held_scored[-surplus:]
         self.num_tokens = num_tokens
 
     def _delta(self, text: str, *, final: bool = False) -> TextDelta:
         if not text and not final:
-            return TextDelta("", [])
+            return TextDelta("", [], [])
         token_ids, self._held_ids = self._held_ids, []
-        return TextDelta(text, token_ids)
+        scored, self._held_scored = self._held_scored, []
+        self._num_given += len(text)
+        if final:  # tokens of a stop string begin where the text ends
+            scored = [
+                replace(token, text_offset=min(token.text_offset, self._num_given))
+                for token in scored
+            ]
+        return TextDelta(text, token_ids, scored)

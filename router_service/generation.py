@@ -14,6 +14,7 @@ from cluster.errors import CellError
 from cluster.messages import Completion, OutputDelta, Submit
 from router_service.choice_output import ChoiceOutput, TextDelta
 from router_service.engine_client import EngineClient
+from router_service.logprobs import ScoredToken
 from router_service.request_admission import AdmittedRequest
 from router_service.routes_encoding import EncodedRoutes, encode_routes
 from router_service.tokenizer import TextCodec
@@ -21,22 +22,28 @@ from router_service.tokenizer import TextCodec
 
 @dataclass(frozen=True)
 class ChoiceEnd:
-    """How a choice ended. Counts are tokens; completion_tokens includes the one that completed a stop string."""
+    """How a choice ended. Counts are tokens; completion_tokens includes the one that completed a stop string.
+
+    Where the prompt came from is told by its first choice, as are, with several choices, the routes of the prompt;
+    `routes` are then those of the completion.
+    """
 
     finish_reason: Literal["stop", "length"]
     completion_tokens: int
     cached_tokens: int
     replayed_tokens: int
     routes: EncodedRoutes | None
+    prompt_routes: EncodedRoutes | None = None
 
 
 @dataclass(frozen=True)
 class ChoiceDelta:
-    """New text of one choice; `end` comes with the last one."""
+    """New text of one choice; `end` comes with the last one. scored: the same tokens, if log-probs were asked."""
 
     index: int
     text: str
     token_ids: list[int]
+    scored: list[ScoredToken]
     end: ChoiceEnd | None
 
 
@@ -72,7 +79,8 @@ class Generator:
         Close it when leaving early (contextlib.aclosing): the engine then aborts what is unfinished.
         """
         request = generation.request
-        submits = [_submit(generation, index) for index in range(len(request.prompts))]
+        num_choices = len(request.prompts) * request.num_choices
+        submits = [_submit(generation, index) for index in range(num_choices)]
         index_of = {submit.request_id: index for index, submit in enumerate(submits)}
         outputs = [
             ChoiceOutput(
@@ -80,6 +88,7 @@ class Generator:
                 request.stop,
                 stop_token_ids=submit.sampling.stop_token_ids,
                 min_tokens=submit.sampling.min_tokens,
+                num_logprobs=request.num_logprobs or 0,
             )
             for submit in submits
         ]
@@ -93,7 +102,7 @@ class Generator:
         self, request: AdmittedRequest, index: int, output: ChoiceOutput, delta: OutputDelta
     ) -> list[ChoiceDelta]:
         was_open = output.stopped_at is None
-        new = output.add(delta.token_ids)
+        new = output.add(delta.token_ids, delta.scores)
         taken = [_choice_delta(index, new)] if new.text else []
         if delta.completion is not None:
             taken.append(await _last_delta(request, index, output, delta.completion))
@@ -104,18 +113,23 @@ class Generator:
 
 def _submit(generation: Generation, index: int) -> Submit:
     request = generation.request
+    prompt, choice = divmod(index, request.num_choices)
     return Submit(
         request_id=f"{generation.id}-{index}",
-        prompt_token_ids=np.asarray(request.prompts[index], dtype=np.int32),
-        sampling=request.sampling[index],
+        prompt_token_ids=np.asarray(request.prompts[prompt], dtype=np.int32),
+        sampling=request.sampling[prompt],
         cache_salt=request.cache_salt,
         return_routes=request.routes is not None,
         priority=request.priority,
+        num_top_logprobs=max(1, request.num_logprobs or 0),
+        return_scores=request.num_logprobs is not None,
+        choice=choice,
+        leader_id=f"{generation.id}-{index - choice}" if choice else None,
     )
 
 
 def _choice_delta(index: int, new: TextDelta, end: ChoiceEnd | None = None) -> ChoiceDelta:
-    return ChoiceDelta(index, new.text, new.token_ids, end)
+    return ChoiceDelta(index, new.text, new.token_ids, new.scored, end)
 
 
 async def _last_delta(
@@ -127,24 +141,31 @@ async def _last_delta(
         raise CellError("the engine aborted the generation")
     rest = output.finish()
     stopped = output.stopped_at is not None
+    prompt, choice = divmod(index, request.num_choices)
+    num_prompt_tokens = len(request.prompts[prompt])
+    inputs = range(num_prompt_tokens + output.num_tokens - 1)
+    is_first, has_siblings = choice == 0, request.num_choices > 1
+    of_prompt, of_completion = inputs[:num_prompt_tokens], inputs[num_prompt_tokens:]
     end = ChoiceEnd(
         finish_reason="stop" if stopped else completion.finish_reason,
         completion_tokens=output.num_tokens,
-        cached_tokens=completion.cached_tokens,
-        replayed_tokens=completion.replayed_tokens,
-        routes=await _routes(request, index, output.num_tokens, completion),
+        cached_tokens=completion.cached_tokens if is_first else 0,
+        replayed_tokens=completion.replayed_tokens if is_first else 0,
+        routes=await _routes(request, of_completion if has_siblings else inputs, completion),
+        prompt_routes=await _routes(request, of_prompt, completion)
+        if is_first and has_siblings
+        else None,
     )
     return _choice_delta(index, rest, end)
 
 
 async def _routes(
-    request: AdmittedRequest, index: int, num_output_tokens: int, completion: Completion
+    request: AdmittedRequest, within: range, completion: Completion
 ) -> EncodedRoutes | None:
     if request.routes is None:
         return None
     if completion.topk_ids is None or completion.topk_weights is None:
         raise CellError("the engine sent no routes for a request that asked for them")
-    num_inputs = len(request.prompts[index]) + num_output_tokens - 1
     return await asyncio.to_thread(
-        encode_routes, completion.topk_ids, completion.topk_weights, request.routes, num_inputs
+        encode_routes, completion.topk_ids, completion.topk_weights, request.routes, within
     )

@@ -26,6 +26,8 @@ from router_service.openai_errors import safe_text
 
 MAX_STOP_STRINGS = 4
 MAX_STOP_TOKEN_IDS = 128
+MAX_CHOICES = 128
+MAX_LOGPROBS = 20
 MAX_MESSAGES = 65536
 MAX_PARTS = 4096
 PART_JOINER = "\n"
@@ -97,6 +99,8 @@ class GenerationFields(_Strict):
     stream_options: StreamOptions | None = None
     user: str | None = None
 
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+
     return_token_ids: bool | None = None
     return_routed_experts: Annotated[Any, one_of(None, False, True, "weights")] = None
     routed_experts_start: Annotated[int, Field(ge=0)] | None = None
@@ -110,7 +114,6 @@ class GenerationFields(_Strict):
     priority: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
 
     # OpenAI's, at their neutral values only
-    n: _One = None
     presence_penalty: _ZeroNumber = None
     frequency_penalty: _ZeroNumber = None
     logit_bias: _NullOrEmptyObject = None
@@ -165,17 +168,39 @@ class GenerationFields(_Strict):
     def requested_max_tokens(self) -> int | None:
         return self.max_tokens
 
+    @property
+    def num_logprobs(self) -> int | None:
+        """Alternatives that are listed with the log-prob of each output token; None: no log-probs."""
+        return None
+
+    @property
+    def num_choices(self) -> int:
+        """Of each prompt."""
+        return 1 if self.n is None else self.n
+
 
 class CompletionBody(GenerationFields):
     """POST /v1/completions."""
 
     prompt: Any
-    best_of: _One = None
+    best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     echo: _False = None
-    logprobs: _NullOnly = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     suffix: Annotated[Any, one_of(None, "")] = None
     add_special_tokens: _True = None
     prompt_embeds: _NullOnly = None
+
+    @model_validator(mode="after")
+    def _all_choices_are_given(self) -> "CompletionBody":
+        if self.best_of is not None and self.best_of != self.num_choices:
+            raise _at(
+                "best_of", f"is {self.best_of} and n is {self.num_choices}; only n is supported"
+            )
+        return self
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
 
 
 # Chat messages
@@ -273,8 +298,8 @@ class ChatBody(GenerationFields):
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
-    logprobs: _False = None
-    top_logprobs: _Zero = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     tools: _NullOrEmptyList = None
     functions: _NullOrEmptyList = None
     function_call: Annotated[Any, one_of(None, "none")] = None
@@ -302,6 +327,16 @@ class ChatBody(GenerationFields):
     mm_processor_kwargs: _NullOrEmptyObject = None
 
     @model_validator(mode="after")
+    def _logprobs_agree(self) -> "ChatBody":
+        if self.top_logprobs is not None and not self.logprobs:
+            raise _at("top_logprobs", "needs logprobs true")
+        return self
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.top_logprobs or 0 if self.logprobs else None
+
+    @model_validator(mode="after")
     def _one_limit(self) -> "ChatBody":
         old, current = self.max_tokens, self.max_completion_tokens
         if old is not None and current is not None and old != current:
@@ -320,7 +355,7 @@ class ChatBody(GenerationFields):
 class EvictBody(_Strict):
     """POST /admin/evict."""
 
-    part: Literal["kv", "routes", "all"]
+    part: Literal["kv", "routes", "scores", "all"]
 
 
 class FeaturesBody(_Strict):

@@ -37,6 +37,10 @@ class AdmittedRequest:
     """Checked and tokenised. `sampling` has one entry per prompt, because max_tokens may depend on its length."""
 
     prompts: list[list[int]]
+    num_choices: int
+    """Of each prompt; answers number them prompt by prompt."""
+    num_logprobs: int | None
+    """Alternatives listed with each output token's log-prob; None: no log-probs."""
     sampling: list[SamplingParams]
     stop: tuple[str, ...]
     stream: bool
@@ -147,6 +151,8 @@ class RequestAdmission:
         ]
         return AdmittedRequest(
             prompts=prompts,
+            num_choices=body.num_choices,
+            num_logprobs=body.num_logprobs,
             sampling=sampling,
             stop=tuple(body.stop or ()),
             stream=bool(body.stream),

@@ -1,11 +1,13 @@
 """Answers in the shapes of the OpenAI API, whole and as stream chunks. Pure functions of what a generation said."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from router_service.generation import ChoiceDelta, ChoiceEnd, Generation
+from router_service.logprobs import ScoredToken, chat_logprobs, completion_logprobs
 from router_service.routes_encoding import EncodedRoutes
+from router_service.tokenizer import TextCodec
 
 Json = dict[str, Any]
 
@@ -17,6 +19,7 @@ class WholeChoice:
     index: int
     text: str
     token_ids: list[int]
+    scored: list[ScoredToken]
     end: ChoiceEnd
 
 
@@ -24,49 +27,55 @@ def whole_choices(deltas: Iterable[ChoiceDelta]) -> list[WholeChoice]:
     """Deltas of one generation, joined by choice."""
     texts: dict[int, list[str]] = {}
     token_ids: dict[int, list[int]] = {}
+    scored: dict[int, list[ScoredToken]] = {}
     ends: dict[int, ChoiceEnd] = {}
     for delta in deltas:
         texts.setdefault(delta.index, []).append(delta.text)
         token_ids.setdefault(delta.index, []).extend(delta.token_ids)
+        scored.setdefault(delta.index, []).extend(delta.scored)
         if delta.end is not None:
             ends[delta.index] = delta.end
     return [
-        WholeChoice(index, "".join(texts[index]), token_ids[index], ends[index])
+        WholeChoice(index, "".join(texts[index]), token_ids[index], scored[index], ends[index])
         for index in sorted(ends)
     ]
 
 
-def completion_response(generation: Generation, choices: list[WholeChoice]) -> Json:
+def completion_response(
+    generation: Generation, choices: list[WholeChoice], codec: TextCodec
+) -> Json:
     return {
         **_head(generation, "text_completion"),
         "choices": [
             {
                 "index": choice.index,
                 "text": choice.text,
-                "logprobs": None,
+                "logprobs": _completion_logprobs(generation, choice.scored, codec),
                 **_choice_end(generation, choice.token_ids, choice.end),
             }
             for choice in choices
         ],
         "usage": usage(generation, [choice.end for choice in choices]),
         **_prompt_ids(generation),
+        **_prompt_routes(generation, [choice.end for choice in choices]),
     }
 
 
-def chat_response(generation: Generation, choices: list[WholeChoice]) -> Json:
+def chat_response(generation: Generation, choices: list[WholeChoice], codec: TextCodec) -> Json:
     return {
         **_head(generation, "chat.completion"),
         "choices": [
             {
                 "index": choice.index,
                 "message": {"role": "assistant", "content": choice.text, "refusal": None},
-                "logprobs": None,
+                "logprobs": _chat_logprobs(generation, choice.scored, codec),
                 **_choice_end(generation, choice.token_ids, choice.end),
             }
             for choice in choices
         ],
         "usage": usage(generation, [choice.end for choice in choices]),
         **_prompt_ids(generation),
+        **_prompt_routes(generation, [choice.end for choice in choices]),
     }
 
 
@@ -87,30 +96,33 @@ def usage(generation: Generation, ends: list[ChoiceEnd]) -> Json:
 class ChunkWriter:
     """Chunks of one streamed answer. Knows whether the first chunk was made, and how the choices ended."""
 
-    def __init__(self, generation: Generation, *, chat: bool) -> None:
+    def __init__(self, generation: Generation, codec: TextCodec, *, chat: bool) -> None:
         self._generation = generation
+        self._codec = codec
         self._chat = chat
         self._first = True
         self._ends: list[ChoiceEnd] = []
 
     def opening(self) -> list[Json]:
-        """A chat stream starts with the role."""
+        """A chat stream starts with the role of every choice."""
         if not self._chat:
             return []
-        return [self._chunk(self._choice(0, {"role": "assistant", "content": ""}))]
+        content = {"role": "assistant", "content": ""}
+        num_choices = self._generation.request.num_choices
+        return [self._chunk(self._choice(index, content)) for index in range(num_choices)]
 
     def chunks(self, delta: ChoiceDelta) -> list[Json]:
         """Text first, then, in a chunk of its own, how the choice ended."""
         made = []
-        token_ids = delta.token_ids
+        rest = delta
         if delta.text:
-            made.append(
-                self._chunk(self._choice(delta.index, self._content(delta.text), token_ids))
-            )
-            token_ids = []
-        if delta.end is not None:
-            self._ends.append(delta.end)
-            made.append(self._chunk(self._last_choice(delta.index, token_ids, delta.end)))
+            choice = self._choice(delta.index, self._content(delta.text), delta)
+            made.append(self._chunk(choice))
+            rest = replace(delta, text="", token_ids=[], scored=[])
+        if rest.end is not None:
+            self._ends.append(rest.end)
+            chunk = self._chunk(self._last_choice(rest, rest.end))
+            made.append({**chunk, **_of_prompt(rest.end.prompt_routes)})
         return made
 
     def usage_chunk(self) -> Json | None:
@@ -130,17 +142,25 @@ class ChunkWriter:
     def _content(self, text: str) -> Json:
         return {"content": text} if self._chat else {"text": text}
 
-    def _choice(self, index: int, content: Json, token_ids: list[int] | None = None) -> Json:
+    def _choice(self, index: int, content: Json, delta: ChoiceDelta | None = None) -> Json:
+        """delta: whose tokens come along."""
         body = {"delta": content} if self._chat else content
-        ids = {"token_ids": token_ids} if self._generation.request.return_token_ids else {}
-        if token_ids is None:
-            ids = {}
-        return {"index": index, **body, "logprobs": None, "finish_reason": None, **ids}
+        choice = {"index": index, **body, "logprobs": None, "finish_reason": None}
+        if delta is not None:
+            choice["logprobs"] = self._logprobs(delta.scored)
+            if self._generation.request.return_token_ids:
+                choice["token_ids"] = delta.token_ids
+        return choice
 
-    def _last_choice(self, index: int, token_ids: list[int], end: ChoiceEnd) -> Json:
-        content: Json = {} if self._chat else {"text": ""}
-        choice = self._choice(index, content)
-        return {**choice, **_choice_end(self._generation, token_ids, end)}
+    def _last_choice(self, delta: ChoiceDelta, end: ChoiceEnd) -> Json:
+        choice = self._choice(delta.index, {} if self._chat else {"text": ""})
+        if delta.scored:
+            choice["logprobs"] = self._logprobs(delta.scored)
+        return {**choice, **_choice_end(self._generation, delta.token_ids, end)}
+
+    def _logprobs(self, scored: list[ScoredToken]) -> Json | None:
+        logprobs = _chat_logprobs if self._chat else _completion_logprobs
+        return logprobs(self._generation, scored, self._codec)
 
     def _chunk(self, choice: Json) -> Json:
         chunk = {**_head(self._generation, self._object), "choices": [choice]}
@@ -150,6 +170,25 @@ class ChunkWriter:
             self._first = False
             chunk.update(_prompt_ids(self._generation))
         return chunk
+
+
+def _completion_logprobs(
+    generation: Generation, scored: list[ScoredToken], codec: TextCodec
+) -> Json | None:
+    if generation.request.num_logprobs is None:
+        return None
+    return completion_logprobs(scored, codec)
+
+
+def _chat_logprobs(
+    generation: Generation, scored: list[ScoredToken], codec: TextCodec
+) -> Json | None:
+    num_logprobs = generation.request.num_logprobs
+    return (
+        chat_logprobs(scored, codec, with_top=num_logprobs > 0)
+        if num_logprobs is not None
+        else None
+    )
 
 
 def _head(generation: Generation, kind: str) -> Json:
@@ -178,6 +217,20 @@ def _routes(routes: EncodedRoutes) -> Json:
     if routes.topk_weights is not None:
         fields["routed_weights"] = routes.topk_weights
     return fields
+
+
+def _prompt_routes(generation: Generation, ends: list[ChoiceEnd]) -> Json:
+    """Of the prompt, told once for all its choices; lists where the request had several prompts."""
+    told = [_of_prompt(end.prompt_routes) for end in ends if end.prompt_routes is not None]
+    if len(generation.request.prompts) == 1 or not told:
+        return told[0] if told else {}
+    return {name: [fields[name] for fields in told] for name in told[0]}
+
+
+def _of_prompt(routes: EncodedRoutes | None) -> Json:
+    if routes is None:
+        return {}
+    return {f"prompt_{name}": value for name, value in _routes(routes).items()}
 
 
 def _prompt_ids(generation: Generation) -> Json:

@@ -27,15 +27,16 @@ class EncodedRoutes:
 
 
 def encode_routes(
-    topk_ids: np.ndarray, topk_weights: np.ndarray, selection: RouteSelection, num_tokens: int
+    topk_ids: np.ndarray, topk_weights: np.ndarray, selection: RouteSelection, within: range
 ) -> EncodedRoutes:
     """The selected part of the routes of a request.
 
-    topk_ids, topk_weights: [at least num_tokens, L, K] uint8 or uint16, and float32, from position 0.
-    num_tokens: positions that were an input; a selection that reaches beyond is cut there.
+    topk_ids, topk_weights: [at least within.stop, L, K] uint8 or uint16, and float32, from position 0.
+    within: positions that were an input and belong here; a selection that reaches beyond is cut there.
     """
-    end = num_tokens if selection.end is None else min(selection.end, num_tokens)
-    start = min(selection.start, end)
+    asked_end = within.stop if selection.end is None else selection.end
+    end = max(within.start, min(asked_end, within.stop))
+    start = min(max(selection.start, within.start), end)
     return EncodedRoutes(
         topk_ids=_npy_base64(topk_ids[start:end]),
         topk_weights=_npy_base64(topk_weights[start:end]) if selection.weights else None,

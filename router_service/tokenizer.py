@@ -30,6 +30,11 @@ class TextCodec:
                 f"{file}: decoder {decoder!r} is not served; supported: ByteLevel"
             )
         self._bytes_of_token = _byte_table(self._tokenizer)
+        self._special = {
+            token_id: token.content
+            for token_id, token in self._tokenizer.get_added_tokens_decoder().items()
+            if token.special
+        }
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
         if not vocabulary:
             raise CheckpointError(f"{file}: holds no token")
@@ -49,6 +54,23 @@ class TextCodec:
 
     def detokenizer(self) -> Detokenizer:
         return Detokenizer(self._bytes_of_token)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What a token stands for, special ones as they are written; empty for an id that is only padding."""
+        if token_id in self._special:
+            return self._special[token_id].encode()
+        return self._bytes_of_token.get(token_id, b"")
+
+    def token_text(self, token_id: int) -> str:
+        """The same as text, different for every token: one that is no whole text is written as OpenAI does, as
+        "bytes:\\xe2\\x80", and padding as "token_id:50000"."""
+        data = self.token_bytes(token_id)
+        if not data:
+            return f"token_id:{token_id}"
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
 def _byte_table(tokenizer: Tokenizer) -> Mapping[int, bytes]:

@@ -35,10 +35,31 @@ from cluster.messages import (
     ToEngine,
     ToHttpServer,
 )
+from cluster.scores import ScoreColumns
 from cluster.types import FinishReason
 from cluster.wire import Decoder, encode
 
 NUM_MOE_LAYERS, NUM_EXPERTS_PER_TOK = 2, 4
+
+
+def scripted_score(token_id: int, num_top: int) -> tuple[float, list[tuple[int, float]]]:
+    """Log-prob and alternatives. A token with an odd id is the likeliest, one with an even id is none of those."""
+    first = token_id if token_id % 2 else token_id + 1
+    return -token_id / 64, [(first + place, -(place + 1) / 128) for place in range(num_top)]
+
+
+def _scores(submit: Submit, token_ids: list[int]) -> ScoreColumns | None:
+    if not submit.return_scores:
+        return None
+    num_top = submit.num_top_logprobs
+    scores = [scripted_score(token_id, num_top) for token_id in token_ids]
+    listed = [pair for _, alternatives in scores for pair in alternatives]
+    return ScoreColumns(
+        np.array([logprob for logprob, _ in scores], np.float32),
+        np.full(len(token_ids), num_top, np.int32),
+        np.array([token_id for token_id, _ in listed], np.int32),
+        np.array([logprob for _, logprob in listed], np.float32),
+    )
 
 
 @dataclass
@@ -67,6 +88,8 @@ class ScriptedEngine:
     refuse_as: str | None = None
     error_after: int | None = None
     """Ends each request with an error after this many tokens."""
+    choice_answers: dict[int, Sequence[int]] = field(default_factory=dict)
+    """Token ids for choices that have their own, by number."""
     cached_tokens: int = 0
     replayed_tokens: int = 0
     submits: list[Submit] = field(default_factory=list)
@@ -140,7 +163,9 @@ class ScriptedEngine:
 
     def _advance(self, active: _Active) -> None:
         submit, sampling = active.submit, active.submit.sampling
-        script = self.answers.get(tuple(submit.prompt_token_ids.tolist()), self.token_ids)
+        script = self.choice_answers.get(submit.choice) or self.answers.get(
+            tuple(submit.prompt_token_ids.tolist()), self.token_ids
+        )
         new: list[int] = []
         for _ in range(self.tokens_per_step):
             if self.error_after is not None and active.num_sent >= self.error_after:
@@ -152,7 +177,7 @@ class ScriptedEngine:
                 reason: FinishReason = "stop" if new[-1] in sampling.stop_token_ids else "length"
                 self._end(active, new, reason, active.num_sent)
                 return
-        self._send_delta(active, OutputDelta(submit.request_id, new, None))
+        self._send_delta(active, OutputDelta(submit.request_id, new, None, _scores(submit, new)))
 
     def _end(
         self, active: _Active, new: list[int], reason: FinishReason, num_output_tokens: int
@@ -171,7 +196,8 @@ class ScriptedEngine:
             topk_weights=weights,
         )
         del self._active[submit.request_id]
-        self._send_delta(active, OutputDelta(submit.request_id, new, completion))
+        delta = OutputDelta(submit.request_id, new, completion, _scores(submit, new))
+        self._send_delta(active, delta)
 
     def _send_delta(self, active: _Active, delta: OutputDelta) -> None:
         self._send(active.peer, OutputBatch([delta]))

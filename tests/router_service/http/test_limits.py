@@ -167,7 +167,7 @@ BAD_VALUES: list[tuple[str, Any]] = [
     *(("return_token_ids", value) for value in ("true", 1)),
     *(("return_routed_experts", value) for value in ("ids", 1, 0, [])),
     *(("user", value) for value in (5, True, {})),
-    *(("n", value) for value in (0, -1, 2, 1.0, "1", True)),
+    *(("n", value) for value in (0, -1, 129, 1.0, "1", True)),
     ("model", 5),
     ("model", None),
 ]

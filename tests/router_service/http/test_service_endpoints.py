@@ -136,7 +136,7 @@ def test_evict_answers_with_what_was_evicted(part: str) -> None:
     ("body", "field"),
     [
         ({}, "part"),
-        ({"part": "scores"}, "part"),
+        ({"part": "plans"}, "part"),
         ({"part": "kv", "x": 1}, "x"),
         ({"part": 1}, "part"),
     ],
