@@ -4,8 +4,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import Qwen3MoeConfig
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
+from cluster.model_spec import SoftmaxGateSpec
+from expert_workers.model.gate import SoftmaxGate
 from expert_workers.model.numerics import DeterministicNumerics, FastNumerics, Numerics
+from expert_workers.model.weights import GateWeights
 from tests.helpers.model_runner import Chunk, ModelRunner, StepOutcome, prompt_tokens
 from tests.helpers.oracle import (
     Reference,
@@ -73,6 +78,27 @@ def test_hub_spelling_in_shards_and_bfloat16_agrees(tmp_path: Path, name: str) -
     form = CheckpointForm(hub_spelling=True, num_shards=3, dtype=torch.bfloat16)
     write_variant(tmp_path, SHAPE_VARIANTS[name], seed=4, form=form)
     check_against_reference(tmp_path, FastNumerics(), prompt_tokens(120, seed=23))
+
+
+@pytest.mark.parametrize("norm_topk_prob", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_softmax_gate_rounds_where_transformers_does(
+    dtype: torch.dtype, norm_topk_prob: bool
+) -> None:
+    config = Qwen3MoeConfig(
+        hidden_size=32, num_experts=32, num_experts_per_tok=6, norm_topk_prob=norm_topk_prob
+    )
+    router = Qwen3MoeTopKRouter(config).to(dtype)
+    x = torch.randn(40, 32, generator=torch.Generator().manual_seed(3)).to(dtype)
+    with torch.no_grad():
+        router.weight.copy_(torch.eye(32))
+        _, weights, ids = router(x)
+    spec = SoftmaxGateSpec(32, 6, norm_topk_prob)
+    choice = SoftmaxGate(spec, GateWeights(torch.eye(32), None), FastNumerics())(x)
+    ids, order = ids.sort(dim=-1)
+    assert torch.equal(choice.topk_ids, ids)
+    expected = weights.gather(-1, order).to(torch.float32)
+    torch.testing.assert_close(choice.topk_weights, expected, rtol=1e-6, atol=0.0)
 
 
 @pytest.mark.parametrize("name", ["plain", "qwen3_as_many_kv_heads"])
