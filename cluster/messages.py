@@ -58,7 +58,7 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     choice: int = 0
     """Number among the choices of one prompt: part of the key that draws its tokens."""
     leader_id: str | None = None
-    """request_id of choice 0, submitted before: this one takes its seed and, once they are known, its prompt's routes."""
+    """request_id of choice 0, submitted before: this one takes its seed and, once known, the routes of its prompt."""
     priority: int = 0
     """Lower goes first, in the queue and when blocks run out; first come, first served among equals."""
 

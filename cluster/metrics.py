@@ -17,6 +17,9 @@ from prometheus_client import (
 
 from cluster.types import StorePart
 
+FALLBACK_REASONS = (
+    *("replay_off", "planned_off", "plan_not_ready", "plan_memory", "step_budget", "no_border"),
+)
 _LATENCY_BUCKETS = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
 )  # fmt: skip
@@ -111,7 +114,7 @@ class Metrics:
             "Tokens with recorded routes that were not replayed (replay_off) or not by a plan (others)",
             ("reason",),
         )
-        for reason in ("replay_off", "planned_off", "plan_not_ready", "step_budget", "no_border"):
+        for reason in FALLBACK_REASONS:
             self.replay_fallbacks.labels(reason)
         self.replayed_tokens = self._counter(
             "replayed_tokens_total", "Tokens computed with recorded routes", ("dispatch",)

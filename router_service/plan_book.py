@@ -73,6 +73,8 @@ class _Fragment:
     """Of the largest part; 0 until compiled."""
     num_users: int = 0
     last_use: int = 0
+    refused: bool = False
+    """Compiled while all memory was taken by fragments in use: no rank was given it, and none will be."""
 
     @property
     def ready(self) -> bool:
@@ -141,6 +143,8 @@ class PlanBook:
             return Unplanned("no_border", wait=False, max_num_tokens=self._to_border(position))
         if first.num_tokens > limit:
             return Unplanned("step_budget", wait=False, fits_later=True)
+        if first.refused:
+            return Unplanned("plan_memory", wait=False, max_num_tokens=first.num_tokens)
         if not first.ready:
             return Unplanned("plan_not_ready", wait=self._clock() < plan.give_up_at)
         total = 0
@@ -159,14 +163,15 @@ class PlanBook:
         for fragment in plan.starts.values():
             fragment.num_users -= 1
             fragment.last_use = self._uses
+            if fragment.refused and not fragment.num_users:
+                del self._by_id[fragment.fragment_id]
 
     # --- the engine's loop
 
     def pump(self) -> None:
-        """Sends what has been compiled, takes acknowledgements, evicts over the budget. Never waits."""
-        self._send(self._compiler.completed(0.0) if self._num_compiling else [])
+        """Sends what has been compiled, as far as there is room, and takes acknowledgements. Never waits."""
         self._take(self._channel.plans_held(0.0))
-        self._make_room()
+        self._send(self._compiler.completed(0.0) if self._num_compiling else [])
 
     def wait(self, timeout_seconds: float) -> None:
         """Until there is progress on some fragment, or the timeout has passed."""
@@ -197,7 +202,10 @@ class PlanBook:
     def check_invariants(self) -> None:
         """Raises AssertionError. With no request that replays, no fragment is used."""
         uses = Counter(f.fragment_id for p in self._by_request.values() for f in p.starts.values())
-        assert {f.fragment_id for f in self._by_key.values()} == set(self._by_id)
+        assert {f.fragment_id for f in self._by_key.values()} == {
+            f.fragment_id for f in self._by_id.values() if not f.refused
+        }
+        assert self._num_bytes <= self._limits.memory_bytes
         assert set(uses) <= set(self._by_id), "a fragment in use was evicted"
         for fragment in self._by_id.values():
             assert fragment.num_users == uses[fragment.fragment_id]
@@ -239,8 +247,12 @@ class PlanBook:
         for fragment_id, plan in completed:
             self._num_compiling -= 1
             fragment = self._by_id[fragment_id]
-            fragment.num_bytes = max(part.num_bytes for part in plan.receive) + plan.send.num_bytes
-            self._num_bytes += fragment.num_bytes
+            num_bytes = max(part.num_bytes for part in plan.receive) + plan.send.num_bytes
+            if not self._make_room(num_bytes):
+                self._refuse(fragment)
+                continue
+            fragment.num_bytes = num_bytes
+            self._num_bytes += num_bytes
             for rank in range(self._limits.num_ranks):
                 self._channel.send_plan(Rank(rank), _part(fragment_id, plan, rank))
 
@@ -251,16 +263,28 @@ class PlanBook:
                 if fragment is not None:
                     fragment.missing_ranks.discard(rank)
 
-    def _make_room(self) -> None:
-        if self._num_bytes <= self._limits.memory_bytes:
-            return
+    def _refuse(self, fragment: _Fragment) -> None:
+        """Those who want it next may find room."""
+        fragment.refused = True
+        del self._by_key[fragment.key]
+        if not fragment.num_users:
+            del self._by_id[fragment.fragment_id]
+
+    def _make_room(self, num_bytes: int) -> bool:
+        """Evicts what nobody uses, the least recently used first, until so much more fits. False if it does not."""
+        most = self._limits.memory_bytes - num_bytes
+        if self._num_bytes <= most:
+            return True
         idle = [f for f in self._by_id.values() if f.ready and not f.num_users]
+        if self._num_bytes - sum(f.num_bytes for f in idle) > most:
+            return False
         for fragment in sorted(idle, key=lambda f: f.last_use):
-            if self._num_bytes <= self._limits.memory_bytes:
+            if self._num_bytes <= most:
                 break
             del self._by_id[fragment.fragment_id], self._by_key[fragment.key]
             self._num_bytes -= fragment.num_bytes
             self._evicted.append(fragment.fragment_id)
+        return True
 
 
 def _part(fragment_id: int, plan: PlanFragment, rank: int) -> PlanPart:

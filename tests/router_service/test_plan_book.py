@@ -44,6 +44,7 @@ class Compiler:
         self._done: list[tuple[int, PlanFragment]] = []
         self.asks: dict[int, tuple[ExpertRoutes, Rank]] = {}
         self.first_positions: dict[int, int] = {}
+        self.finished: set[int] = set()
         self.timeouts: list[float] = []
 
     @property
@@ -58,6 +59,7 @@ class Compiler:
 
     def finish(self, fragment_ids: Iterable[int]) -> None:
         for fragment_id in fragment_ids:
+            self.finished.add(fragment_id)
             plan = compile_fragment(
                 *self.asks[fragment_id],
                 self.placement,
@@ -116,9 +118,8 @@ class Desk:
         )
 
     def make_ready(self) -> None:
-        """Everything asked for and not evicted is compiled and held by all ranks."""
-        sent = {part.fragment_id for _, part in self.ranks.sent}
-        self.compiler.finish(set(self.compiler.asks) - sent)
+        """Everything asked for is compiled, and what was sent is held by all ranks."""
+        self.compiler.finish(set(self.compiler.asks) - self.compiler.finished)
         for rank in range(NUM_RANKS):
             self.ranks.hold(rank, self.compiler.asks)
         self.book.pump()
@@ -410,89 +411,114 @@ def bytes_of_one() -> int:
     return desk.book.num_bytes
 
 
-def test_fragments_in_use_are_never_evicted() -> None:
-    desk = Desk(memory_bytes=1)
-    request = desk.planned(0, 3 * SIZE)
-    desk.book.pump()
+def test_fragments_in_use_are_not_evicted_and_what_finds_no_room_is_not_sent() -> None:
+    desk = Desk(memory_bytes=2 * bytes_of_one())
+    first = desk.planned(0, 2 * SIZE)
+    second = desk.planned(1, 2 * SIZE)
     assert desk.book.take_evicted() == []
-    assert cover_of(desk, request) == PlannedRun((0, 1, 2), 3 * SIZE)
+    assert cover_of(desk, first) == PlannedRun((0, 1), 2 * SIZE)
+    assert cover_of(desk, second) == Unplanned("plan_memory", wait=False, max_num_tokens=SIZE)
+    assert {part.fragment_id for _, part in desk.ranks.sent} == {0, 1}
+    desk.book.check_invariants()
+    desk.book.release(second)
+    desk.book.check_invariants()
+    assert desk.book.num_fragments == 2
 
 
-def test_the_least_recently_used_go_first() -> None:
+def test_once_there_is_room_what_was_refused_is_compiled_anew() -> None:
+    desk = Desk(memory_bytes=bytes_of_one())
+    first, second = desk.planned(0), desk.planned(1)
+    desk.book.release(first)
+    third = desk.planned(1)
+    assert cover_of(desk, third) == PlannedRun((2,), SIZE)
+    assert desk.book.take_evicted() == [0]
+    assert cover_of(desk, second) == Unplanned("plan_memory", wait=False, max_num_tokens=SIZE)
+    desk.book.check_invariants()
+
+
+def test_a_refused_fragment_that_nobody_waits_for_is_forgotten() -> None:
+    desk, request = Desk(memory_bytes=1), make_request(SIZE)
+    desk.book.want(request)
+    desk.book.release(request)
+    desk.make_ready()
+    assert desk.book.num_fragments == 0
+    assert desk.ranks.sent == []
+    desk.book.check_invariants()
+
+
+def test_the_least_recently_used_go_first_and_only_for_others() -> None:
     desk = Desk(memory_bytes=int(2.9 * bytes_of_one()))
     desk.used_once(seed=0)
     desk.used_once(seed=1)
     desk.used_once(seed=0)
+    assert desk.book.take_evicted() == []
     desk.used_once(seed=2)
-    desk.book.pump()
     assert desk.book.take_evicted() == [1]
     assert desk.book.num_fragments == 2
 
 
 def test_evicted_ids_are_told_once() -> None:
-    desk = Desk(memory_bytes=1)
+    desk = Desk(memory_bytes=bytes_of_one())
     desk.used_once(seed=0)
-    desk.book.pump()
-    desk.book.pump()
+    desk.used_once(seed=1)
     assert [desk.book.take_evicted(), desk.book.take_evicted()] == [[0], []]
 
 
-def test_within_the_budget_nothing_goes() -> None:
+def test_a_fragment_wanted_after_its_eviction_gets_another_id() -> None:
     desk = Desk(memory_bytes=bytes_of_one())
     desk.used_once(seed=0)
-    desk.book.pump()
-    assert (desk.book.num_fragments, desk.book.take_evicted()) == (1, [])
-
-
-def test_a_fragment_wanted_after_its_eviction_gets_another_id() -> None:
-    desk = Desk(memory_bytes=1)
-    desk.used_once(seed=0)
-    desk.book.pump()
+    desk.used_once(seed=1)
     request = desk.planned(seed=0)
-    assert cover_of(desk, request) == PlannedRun((1,), SIZE)
-    assert desk.lookups == (0, 2)
+    assert cover_of(desk, request) == PlannedRun((2,), SIZE)
+    assert desk.lookups == (0, 3)
 
 
 def test_an_acknowledgement_of_an_evicted_fragment_changes_nothing() -> None:
-    desk = Desk(memory_bytes=1)
+    desk = Desk(memory_bytes=bytes_of_one())
     desk.used_once(seed=0)
-    desk.book.pump()
+    desk.used_once(seed=1)
     desk.ranks.hold(0, [0])
     desk.book.pump()
-    assert desk.book.num_fragments == 0
+    assert desk.book.num_fragments == 1
 
 
 def test_what_ranks_have_not_acknowledged_is_not_evicted_yet() -> None:
-    desk, request = Desk(memory_bytes=1), make_request(SIZE)
+    desk, request = Desk(memory_bytes=bytes_of_one()), make_request(SIZE)
     desk.book.want(request)
     desk.book.release(request)
     desk.compiler.finish([0])
     desk.ranks.hold(0, [0])
     desk.book.pump()
+    other = make_request(SIZE, seed=1)
+    desk.book.want(other)
+    desk.compiler.finish([1])
+    desk.book.pump()
     assert desk.book.take_evicted() == []
+    assert cover_of(desk, other) == Unplanned("plan_memory", wait=False, max_num_tokens=SIZE)
     desk.ranks.hold(1, [0])
     desk.book.pump()
+    desk.used_once(seed=2)
     assert desk.book.take_evicted() == [0]
 
 
 def test_a_release_twice_is_one() -> None:
-    desk = Desk(memory_bytes=1)
+    desk = Desk(memory_bytes=bytes_of_one())
     first, second = desk.planned(0), desk.planned(0)
     desk.book.release(first)
     desk.book.release(first)
-    desk.book.pump()
+    desk.planned(1)
     desk.book.check_invariants()
     assert cover_of(desk, second) == PlannedRun((0,), SIZE)
 
 
 def test_a_request_that_wants_twice_uses_its_fragments_once() -> None:
-    desk = Desk(memory_bytes=1)
+    desk = Desk(memory_bytes=bytes_of_one())
     request = desk.planned(0)
     desk.book.want(request)
     desk.book.release(request)
-    desk.book.pump()
+    desk.used_once(seed=1)
     desk.book.check_invariants()
-    assert desk.book.num_fragments == 0
+    assert desk.book.take_evicted() == [0]
 
 
 # --- under an engine
@@ -740,6 +766,6 @@ def test_random_traffic_reaches_what_it_is_for() -> None:
             shared=int(read_metrics(cell.harness)("plan_fragment_hits_total")[""]),
         )
     assert set(seen) >= {
-        *("planned_off", "plan_not_ready", "step_budget", "no_border"),
+        *("planned_off", "plan_not_ready", "plan_memory", "step_budget", "no_border"),
         *("planned", "evicted", "preempted", "shared"),
     }
