@@ -7,26 +7,21 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-
 from cluster.errors import CellError, OverloadedError, RequestError
 from cluster.messages import (
-    Completion,
     FeatureStates,
-    LateFrame,
     OutputDelta,
-    RouteFrame,
-    ScoreFrame,
     SequenceStart,
     StepDescriptor,
     StepResult,
     Submit,
 )
 from cluster.prefix_match import Eviction
-from cluster.routes import ExpertRoutes, RouteShape
 from cluster.scores import ScoreColumns
-from cluster.types import DispatchMode, EvictTarget, FinishReason, Namespace, Rank, SeqId, StepId
+from cluster.types import EvictTarget, FinishReason, Namespace, SeqId, StepId
 from router_service.clients import PrefixStore, Workers
+from router_service.completion import completion_of
+from router_service.engine_limits import EngineLimits
 from router_service.features import Features
 from router_service.plans import Plans
 from router_service.publisher import Publisher
@@ -34,23 +29,10 @@ from router_service.request import Request
 from router_service.scheduler import Schedule, Scheduler
 from router_service.step_builder import build_route_chunk, build_step
 from router_service.step_observer import StepObserver, StepTimeline
+from router_service.submit_check import check_submit
 
 PLAN_POLL_SECONDS = 0.02
 """With nothing to do but wait for a plan, clients are served at least so often."""
-
-
-@dataclass(frozen=True)
-class EngineLimits:
-    num_ranks: int
-    block_size: int
-    num_kv_blocks: int
-    """Per rank."""
-    vocab_size: int
-    route_shape: RouteShape
-    dispatch: DispatchMode
-    placement_epoch: int
-    frame_timeout_seconds: float
-    """How long the routes of a committed step may take."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +90,12 @@ class Engine:
 
     def submit(self, client: bytes, submit: Submit) -> None:
         """Raises OverloadedError or RequestError; nothing is kept then."""
-        self._check(client, submit)
+        check_submit(submit, self._limits)
+        if (client, submit.request_id) in self._requests:
+            raise RequestError(
+                f"request_id {submit.request_id!r} is in use: give every request an id of its own",
+                field="request_id",
+            )
         if not self._scheduler.has_room():
             raise OverloadedError(
                 f"{len(self._scheduler.waiting)} requests are waiting, which is the bound "
@@ -136,45 +123,6 @@ class Engine:
         if submit.sampling.seed is not None:
             return submit.sampling.seed
         return self._draw_seed() if leader is None else leader.seed
-
-    def _check(self, client: bytes, submit: Submit) -> None:
-        """What an HTTP server promises of a submit, and that a rank can ever hold it."""
-        prompt, sampling = submit.prompt_token_ids, submit.sampling
-        if prompt.dtype != np.int32 or prompt.ndim != 1 or not len(prompt):
-            raise RequestError(
-                f"prompt_token_ids of shape {list(prompt.shape)} and dtype {prompt.dtype}: "
-                "send [n] int32 with at least one token",
-                field="prompt",
-            )
-        low, high = int(prompt.min()), int(prompt.max())
-        if low < 0 or high >= self._limits.vocab_size:
-            raise RequestError(
-                f"prompt_token_ids hold {low if low < 0 else high}: ids are from 0 to "
-                f"{self._limits.vocab_size - 1}",
-                field="prompt",
-            )
-        if sampling.max_tokens < 1:
-            raise RequestError(
-                f"max_tokens is {sampling.max_tokens}: ask for at least 1", field="max_tokens"
-            )
-        if any(not 0 <= i < self._limits.vocab_size for i in sampling.barred_token_ids):
-            raise RequestError(
-                f"min_tokens bars ids that are not from 0 to {self._limits.vocab_size - 1}",
-                field="stop_token_ids",
-            )
-        needed = -(-(len(prompt) + sampling.max_tokens) // self._limits.block_size)
-        if needed > self._limits.num_kv_blocks:
-            raise RequestError(
-                f"{len(prompt)} prompt tokens with max_tokens {sampling.max_tokens} need {needed} KV "
-                f"blocks, a rank has {self._limits.num_kv_blocks}: shorten the prompt or raise "
-                "--kv-memory",
-                field="prompt",
-            )
-        if (client, submit.request_id) in self._requests:
-            raise RequestError(
-                f"request_id {submit.request_id!r} is in use: give every request an id of its own",
-                field="request_id",
-            )
 
     def abort(self, client: bytes, request_id: str) -> None:
         """Unknown ids are ignored: the request may just have ended. No completion is sent, nobody listens."""
@@ -374,7 +322,7 @@ class Engine:
     def _collect_frames(self) -> None:
         """Takes what has arrived."""
         for frame in self._workers.frames(0.0):
-            self._take_frame(frame)
+            self._publisher.take(frame)
         self._complete_finished()
 
     def _wait(self, schedule: Schedule) -> None:
@@ -396,33 +344,8 @@ class Engine:
                 f"{self._limits.frame_timeout_seconds:.1f} s after a committed step"
             )
         for frame in frames:
-            self._take_frame(frame)
+            self._publisher.take(frame)
         self._complete_finished()
-
-    def _take_frame(self, frame: LateFrame) -> None:
-        if isinstance(frame, ScoreFrame):
-            self._take_scores(frame)
-        else:
-            self._take_routes(frame)
-
-    def _take_scores(self, frame: ScoreFrame) -> None:
-        start = 0
-        for num_tokens in frame.num_tokens.tolist():
-            scores = frame.scores.slice(start, start + num_tokens)
-            self._publisher.record_scores(StepId(frame.step_id), Rank(frame.rank), scores)
-            start += num_tokens
-
-    def _take_routes(self, frame: RouteFrame) -> None:
-        routes = ExpertRoutes(frame.topk_ids, frame.topk_weights)
-        start = 0
-        for num_tokens in frame.num_tokens.tolist():
-            # a copy: a view would keep the routes of everybody in this step as long as this request lives
-            end = start + num_tokens
-            part = ExpertRoutes(
-                routes.topk_ids[start:end].copy(), routes.topk_weights[start:end].copy()
-            )
-            self._publisher.record_routes(StepId(frame.step_id), Rank(frame.rank), part)
-            start = end
 
     def _complete_finished(self) -> None:
         ready = [r for r in self._finishing if not r.num_pending_frames]
@@ -437,30 +360,9 @@ class Engine:
         self._drop(request, reason)
 
     def _emit(self, request: Request, reason: FinishReason) -> None:
-        completion = self._completion(request, reason)
+        completion = completion_of(request, reason)
         self._deltas.append(
             ClientDelta(request.client, OutputDelta(request.request_id, [], completion))
-        )
-
-    def _completion(self, request: Request, reason: FinishReason) -> Completion:
-        num_output = request.num_final_output_tokens
-        if num_output is None:
-            num_output = request.num_output_tokens
-        routes = None
-        if request.return_routes and reason != "error":
-            routes = request.route_log.slice(0, request.num_prompt_tokens + num_output - 1)
-        scores = None
-        if request.score_prompt and reason != "error":
-            scores = request.scores.slice(1, request.num_prompt_tokens).columns()
-        return Completion(
-            finish_reason=reason,
-            error=request.error,
-            num_output_tokens=num_output,
-            cached_tokens=request.cached_tokens,
-            replayed_tokens=request.replayed_tokens,
-            topk_ids=None if routes is None else routes.topk_ids,
-            topk_weights=None if routes is None else routes.topk_weights,
-            prompt_scores=scores,
         )
 
     def _drop(self, request: Request, reason: FinishReason) -> None:

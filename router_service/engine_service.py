@@ -7,7 +7,6 @@ the request sets waits for the end of the step.
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable
 
 import zmq
 from prometheus_client import CollectorRegistry
@@ -38,16 +37,10 @@ from cluster.messages import (
     ToHttpServer,
 )
 from cluster.metrics import Metrics
-from cluster.routes import RouteShape
-from cluster.types import Namespace
 from cluster.wire import Decoder, encode
 from router_service.clients import PrefixStore
-from router_service.engine import Engine, EngineLimits, EngineParts
-from router_service.features import Features
-from router_service.plan_book import PlanBook, PlanCompiler
-from router_service.plan_limits import plan_limits, plans_by_default
-from router_service.scheduler import Scheduler
-from router_service.scheduler_limits import SchedulerLimits
+from router_service.engine_composition import ServedShapes, Surroundings, compose_engine
+from router_service.plan_book import PlanCompiler
 from router_service.step_clock import StepClock
 from router_service.step_metrics import StepMetrics
 from router_service.worker_client import WorkerClient
@@ -77,12 +70,10 @@ class EngineService:
         self,
         config: Config,
         identity: CellIdentity,
+        shapes: ServedShapes,
         *,
-        vocab_size: int,
-        route_shape: RouteShape,
         store: PrefixStore,
         compiler: PlanCompiler,
-        namespace_of: Callable[[str | None], Namespace],
         host: str,
     ) -> None:
         self._identity = identity
@@ -109,54 +100,14 @@ class EngineService:
             on_client_message=self._take_client_messages,
             clock=StepClock(cell.step_timeout_factor, cell.step_timeout_floor_seconds),
         )
-        self._engine = self._build_engine(vocab_size, route_shape, namespace_of)
-
-    def _build_engine(
-        self,
-        vocab_size: int,
-        route_shape: RouteShape,
-        namespace_of: Callable[[str | None], Namespace],
-    ) -> Engine:
-        identity, config = self._identity, self._config
-        limits = SchedulerLimits.from_config(
-            config.scheduler,
-            num_ranks=identity.ep_size,
-            block_size=identity.block_size,
-        )
-        observer = StepMetrics(self._metrics, identity.dispatch)
-        features = Features(
-            route_replay=config.store.route_replay,
-            planned_dispatch=plans_by_default(config.cell.dispatch, identity.ep_size),
-        )
-        plans = PlanBook(
-            plan_limits(config, identity),
-            features=features,
-            compiler=self._compiler,
-            channel=self._workers,
-            observer=observer,
-        )
-        return Engine(
-            EngineLimits(
-                num_ranks=identity.ep_size,
-                block_size=identity.block_size,
-                num_kv_blocks=identity.num_kv_blocks,
-                vocab_size=vocab_size,
-                route_shape=route_shape,
-                dispatch=identity.dispatch,
-                placement_epoch=identity.placement_epoch,
-                frame_timeout_seconds=config.cell.step_timeout_floor_seconds,
-            ),
-            EngineParts(
-                scheduler=Scheduler(limits, self._store, features, plans),
-                store=self._store,
-                workers=self._workers,
-                plans=plans,
-                features=features,
-                observer=observer,
-            ),
-            namespace_of=namespace_of,
+        around = Surroundings(
+            store=store,
+            compiler=compiler,
+            workers=self._workers,
+            observer=StepMetrics(self._metrics, identity.dispatch),
             draw_seed=lambda: secrets.randbits(63),
         )
+        self._engine = compose_engine(config, identity, shapes, around)
 
     # --- the loop
 

@@ -7,6 +7,7 @@ there; a request that dies first leaves nothing.
 from collections import deque
 from collections.abc import Sequence
 
+from cluster.messages import LateFrame, ScoreFrame
 from cluster.routes import ExpertRoutes
 from cluster.scores import ScoreColumns
 from cluster.types import Rank, StepId
@@ -44,6 +45,19 @@ class Publisher:
     def expected_ranks(self) -> list[Rank]:
         """Ranks that still owe routes or scores of a committed step."""
         return sorted({rank for _, rank in (*self._routes, *self._scores)})
+
+    def take(self, frame: LateFrame) -> None:
+        """What one rank's chunks of one step waited for."""
+        step_id, rank, start = StepId(frame.step_id), Rank(frame.rank), 0
+        for num_tokens in frame.num_tokens.tolist():
+            end = start + num_tokens
+            if isinstance(frame, ScoreFrame):
+                self.record_scores(step_id, rank, frame.scores.slice(start, end))
+            else:
+                # a copy: a view would keep the routes of everybody in this step as long as this request lives
+                ids, weights = frame.topk_ids[start:end], frame.topk_weights[start:end]
+                self.record_routes(step_id, rank, ExpertRoutes(ids.copy(), weights.copy()))
+            start = end
 
     def record_routes(self, step_id: StepId, rank: Rank, routes: ExpertRoutes) -> None:
         """Routes of the next expected chunk of that step and rank. A pass over KV that was there already made none:

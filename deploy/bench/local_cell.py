@@ -14,23 +14,18 @@ from cluster.channel import PullSocket, RouterSocket
 from cluster.config import Config
 from cluster.errors import CellError
 from cluster.messages import Completion, SamplingParams, StepResult, Submit
-from cluster.namespace import model_fingerprint, namespace_of
-from cluster.placement import ExpertPlacement
+from cluster.namespace import model_fingerprint
 from cluster.types import FinishReason
 from deploy.cell_plan import CellPlan
+from deploy.engine_side import make_store, served_shapes, start_compiler
 from expert_workers.device import cpu_device, use_one_compute_thread
 from expert_workers.ep_group import host_store
 from expert_workers.worker_builder import WorkerOptions, build_expert_worker
 from expert_workers.worker_loop import run_worker
 from prefix_store.compiler_thread import CompilerThread
-from prefix_store.store import PrefixStore
-from router_service.engine import Engine, EngineLimits, EngineParts
-from router_service.features import Features
-from router_service.plan_book import PlanBook
-from router_service.plan_limits import plan_limits, plans_by_default
+from router_service.engine_composition import Surroundings, compose_engine
 from router_service.request import Request
-from router_service.scheduler import Schedule, Scheduler
-from router_service.scheduler_limits import SchedulerLimits
+from router_service.scheduler import Schedule
 from router_service.step_clock import StepClock
 from router_service.step_observer import StepTimeline
 from router_service.worker_client import WorkerClient
@@ -119,55 +114,15 @@ class LocalCell:
     ) -> None:
         self.observer = RecordingObserver()
         self.plan = plan
-        store = PrefixStore(
-            num_ranks=plan.ep_size,
-            num_kv_blocks=plan.num_kv_blocks,
-            block_size=plan.block_size,
-            route_shape=plan.spec.route_shape,
-            route_budget_bytes=plan.route_budget_bytes,
-            score_budget_bytes=plan.score_budget_bytes,
-            kv_bytes_per_block=plan.kv_bytes_per_block,
-        )
-        limits = SchedulerLimits.from_config(
-            config.scheduler,
-            num_ranks=plan.ep_size,
-            block_size=plan.block_size,
-        )
-        self.features = Features(
-            route_replay=config.store.route_replay,
-            planned_dispatch=plans_by_default(config.cell.dispatch, plan.ep_size),
-        )
-        plans = PlanBook(
-            plan_limits(config, plan.identity(fingerprint)),
-            features=self.features,
+        around = Surroundings(
+            store=make_store(plan),
             compiler=compiler,
-            channel=workers,
+            workers=workers,
             observer=self.observer,
-        )
-        self.engine = Engine(
-            EngineLimits(
-                num_ranks=plan.ep_size,
-                block_size=plan.block_size,
-                num_kv_blocks=plan.num_kv_blocks,
-                vocab_size=plan.spec.vocab_size,
-                route_shape=plan.spec.route_shape,
-                dispatch=plan.dispatch,
-                placement_epoch=0,
-                frame_timeout_seconds=config.cell.step_timeout_floor_seconds,
-            ),
-            EngineParts(
-                scheduler=Scheduler(limits, store, self.features, plans),
-                store=store,
-                workers=workers,
-                plans=plans,
-                features=self.features,
-                observer=self.observer,
-            ),
-            namespace_of=lambda salt: namespace_of(
-                fingerprint, block_size=plan.block_size, cache_salt=salt
-            ),
             draw_seed=lambda: 0,
         )
+        shapes = served_shapes(plan, fingerprint)
+        self.engine = compose_engine(config, plan.identity(fingerprint), shapes, around)
 
     def submit(
         self,
@@ -262,9 +217,7 @@ def local_cell(config: Config, plan: CellPlan) -> Iterator[LocalCell]:
             on_client_message=lambda: None,
             clock=StepClock(config.cell.step_timeout_factor, START_SECONDS),
         )
-        compiler = CompilerThread(
-            ExpertPlacement.contiguous(plan.spec.gate.num_experts, plan.ep_size)
-        )
+        compiler = start_compiler(plan)
         try:
             client.wait_until_ready(START_SECONDS)
             yield LocalCell(config, plan, client, compiler, fingerprint)

@@ -203,14 +203,15 @@ class _Bench:
     def _generate(
         self, salt: str, state: _State, prompt: npt.NDArray[np.int32], sizes: PrefixSizes
     ) -> Generation:
-        engine, features = self._cell.engine, self._cell.features
+        engine = self._cell.engine
         engine.evict("all")  # nothing of other samples takes part, not even by being evicted
         if state.seeded:
             self._cell.generate(f"{salt}-seed", prompt[: sizes.prefix_tokens].tolist(), 1, salt)
         if not state.kv:
             engine.evict("kv")
-        features.route_replay = state.route_replay
-        features.planned_dispatch = state.planned_dispatch
+        engine.set_features(
+            route_replay=state.route_replay, planned_dispatch=state.planned_dispatch
+        )
         return self._cell.generate(
             salt, prompt.tolist(), sizes.output_tokens, salt, recompute_prompt=state.recompute
         )

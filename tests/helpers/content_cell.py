@@ -33,6 +33,7 @@ from cluster.types import Namespace, Rank
 from cluster.wire import Decoder, encode
 from prefix_store.compiler_thread import CompilerThread
 from prefix_store.store import PrefixStore
+from router_service.engine_composition import ServedShapes
 from router_service.engine_service import EngineService
 from tests.helpers.content_workers import SHAPE, VOCAB, ContentWorkers
 
@@ -229,11 +230,9 @@ class ContentCell:
         self.service = EngineService(
             Config(cell=cell, scheduler=scheduler),
             make_identity(num_ranks),
-            vocab_size=VOCAB,
-            route_shape=SHAPE,
+            ServedShapes(VOCAB, SHAPE, lambda salt: Namespace(f"model/{salt}")),
             store=self.store,
             compiler=CompilerThread(ExpertPlacement.contiguous(SHAPE.num_experts, num_ranks)),
-            namespace_of=lambda salt: Namespace(f"model/{salt}"),
             host=HOST,
         )
         self.ranks = ContentRanks(self.service, num_ranks)

@@ -13,7 +13,8 @@ from cluster.scores import SCORE_BYTES, ScoreColumns
 from cluster.types import DispatchMode, Namespace
 from prefix_store.store import PrefixStore
 from router_service.clients import Workers
-from router_service.engine import Engine, EngineLimits, EngineParts
+from router_service.engine import Engine, EngineParts
+from router_service.engine_limits import EngineLimits
 from router_service.features import Features
 from router_service.plan_book import PlanBook, PlanChannel, PlanCompiler, PlanLimits
 from router_service.plans import NoPlans, Plans

@@ -1,0 +1,20 @@
+"""What an engine knows of its cell: sizes, shapes and deadlines. Fixed for its life."""
+
+from dataclasses import dataclass
+
+from cluster.routes import RouteShape
+from cluster.types import DispatchMode
+
+
+@dataclass(frozen=True)
+class EngineLimits:
+    num_ranks: int
+    block_size: int
+    num_kv_blocks: int
+    """Per rank."""
+    vocab_size: int
+    route_shape: RouteShape
+    dispatch: DispatchMode
+    placement_epoch: int
+    frame_timeout_seconds: float
+    """How long the routes and scores of a committed step may take."""
