@@ -563,6 +563,22 @@ def test_a_replay_travels_planned_and_answers_like_the_first_time() -> None:
     assert fallbacks(cell) == {}
 
 
+@pytest.mark.parametrize("shared", [4, 12, 20, 28])
+def test_plans_are_found_again_after_other_prompts_have_split_the_nodes_of_theirs(
+    shared: int,
+) -> None:
+    cell, prompt = make_replay()
+    assert_undisturbed(cell.harness.generate("first", prompt, 4), prompt, 4)
+    misses = read_metrics(cell.harness)("plan_fragment_misses_total")[""]
+    nodes = cell.harness.store.stats().num_nodes
+    cell.harness.generate("other", [*prompt[:shared], *make_prompt(9, seed=6)], 2)
+    assert cell.harness.store.stats().num_nodes > nodes
+    cell.harness.engine.evict("kv")
+    assert_undisturbed(cell.harness.generate("again", prompt, 4), prompt, 4)
+    assert replay_ways(cell)["negotiated"] == 0
+    assert read_metrics(cell.harness)("plan_fragment_misses_total")[""] == misses
+
+
 def test_the_end_of_the_replay_releases_the_plan() -> None:
     cell, prompt = make_replay()
     cell.harness.submit("r", prompt, 4)
