@@ -30,7 +30,7 @@ from tests.helpers.equality import (
     Comparison,
 )
 from tests.helpers.laboratory import DEMO, MAX_TOKENS, MODELS, Case, Laboratory
-from tests.helpers.states import PLANNED_STATES, STATES, State
+from tests.helpers.states import AGAIN_STATES, PLANNED_STATES, STATES, State
 
 AnyState = State | Literal["injected"]
 ALL_STATES: tuple[AnyState, ...] = (*STATES, "injected")
@@ -251,7 +251,8 @@ def report(lines: Sequence[Line], part: Part, command: str, progress: Progress) 
             "others prefill; *preempted*, blocks taken by an older request and computed again; *injected*, full "
             "blocks replay the routes of transformers; *planned*, *planned_mixed*, *planned_preempted*, as replay, "
             "mixed (with every prompt computed and its KV evicted before) and preempted, with replays that travel by "
-            "plans. *Chunk* is the token budget of a rank and step; preempted runs of chunk 1 have a budget of 2, of "
+            "plans; *again_gate*, *again_negotiated*, *again_planned*, a pass over the whole prompt while its KV is "
+            "there, by the gate, by its routes and by plans. *Chunk* is the token budget of a rank and step; preempted runs of chunk 1 have a budget of 2, of "
             "which the older request takes one.",
             "",
             f"**{sum(line.num_runs for line in lines):,} runs, {total.decisions:,} decisions, {len(listed)} near-ties "
@@ -304,7 +305,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--quick", action="store_true", help="a few minutes instead of an hour")
     parser.add_argument("--models", nargs="+", choices=MODELS)
     parser.add_argument(
-        "--planned", action="store_true", help="the states whose replays travel by plans, no others"
+        "--planned",
+        action="store_true",
+        help="also the states whose replays travel by plans, and passes over kept KV",
     )
     parser.add_argument("--ep-sizes", nargs="+", type=int)
     parser.add_argument("--budgets", nargs="+", type=int, choices=BUDGETS)
@@ -315,7 +318,7 @@ def main(arguments: Sequence[str]) -> int:
         tuple(options.ep_sizes or base.ep_sizes),
         tuple(options.budgets or base.budgets),
         base.lengths,
-        PLANNED_STATES if options.planned else base.states,
+        (*base.states, *PLANNED_STATES, *AGAIN_STATES) if options.planned else base.states,
     )
     torch.set_num_threads(1)
     command = " ".join(["python -m tests.oracle_matrix", *arguments])
