@@ -252,8 +252,8 @@ def report(lines: Sequence[Line], part: Part, command: str, progress: Progress) 
             "blocks replay the routes of transformers; *planned*, *planned_mixed*, *planned_preempted*, as replay, "
             "mixed (with every prompt computed and its KV evicted before) and preempted, with replays that travel by "
             "plans; *again_gate*, *again_negotiated*, *again_planned*, a pass over the whole prompt while its KV is "
-            "there, by the gate, by its routes and by plans. *Chunk* is the token budget of a rank and step; preempted runs of chunk 1 have a budget of 2, of "
-            "which the older request takes one.",
+            "there, by the gate, by its routes and by plans. *Chunk* is the token budget of a rank and step; preempted "
+            "runs of chunk 1 have a budget of 2, of which the older request takes one.",
             "",
             f"**{sum(line.num_runs for line in lines):,} runs, {total.decisions:,} decisions, {len(listed)} near-ties "
             f"listed ({share:.1e}), largest logit difference {total.max_logit_difference:.1e}, "
