@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from cluster.config_tree import check_known, wrong_type
 from cluster.errors import ConfigError
 
 _UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
@@ -102,10 +103,11 @@ def load_config(file: Path | None, overrides: dict[str, Any]) -> Config:
     tree: dict[str, Any] = _read_toml(file) if file is not None else {}
     for path, value in overrides.items():
         _assign(tree, path, value)
+    check_known(tree, Config)
     try:
         config = msgspec.convert(tree, Config)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"configuration: {error}") from error
+        raise wrong_type(tree, error) from error
     _check_ranges(config)
     return config
 
@@ -161,7 +163,12 @@ def _check_ranges(config: Config) -> None:
     for name, value, low, high in checks:
         if not low <= value <= high:
             raise ConfigError(f"{name} = {value} is out of range: {low} to {high}")
-    parse_size(store.kv_memory)
-    parse_size(store.route_memory)
-    parse_size(store.score_memory)
-    parse_size(store.plan_memory)
+    for key in ("kv_memory", "route_memory", "score_memory", "plan_memory"):
+        _check_size(f"store.{key}", getattr(store, key))
+
+
+def _check_size(name: str, text: str) -> None:
+    try:
+        parse_size(text)
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}") from error

@@ -1,6 +1,6 @@
 """DeepSeek-V3: latent attention, sigmoid gate with groups, dense layers first, shared experts."""
 
-from cluster.model_config.family import Family
+from cluster.model_config.family import MAX_EXPERTS, Family
 from cluster.model_config.json_object import JsonObject
 from cluster.model_config.rope import read_rope
 from cluster.model_spec import MlaSpec, SigmoidGateSpec
@@ -40,7 +40,9 @@ def _attention(config: JsonObject) -> MlaSpec:
 
 def _gate(config: JsonObject) -> SigmoidGateSpec:
     """Shapes that no group-limited top-k can serve are refused here, before any weight is read."""
-    num_experts = config.integer(config.spelling("n_routed_experts", "num_local_experts"))
+    num_experts = config.integer(
+        config.spelling("n_routed_experts", "num_local_experts"), high=MAX_EXPERTS
+    )
     num_groups, topk_group = config.integer("n_group"), config.integer("topk_group")
     num_experts_per_tok = config.integer("num_experts_per_tok")
     group_size, rest = divmod(num_experts, num_groups)

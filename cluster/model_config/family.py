@@ -7,6 +7,10 @@ from typing import Any
 from cluster.model_config.json_object import JsonObject
 from cluster.model_spec import AttentionSpec, GateSpec
 
+MAX_LAYERS = 1024
+MAX_EXPERTS = 2**16
+"""Ids in routes are uint16 at most."""
+
 
 @dataclass(frozen=True)
 class Family:

@@ -6,6 +6,9 @@ from typing import Any
 
 from cluster.errors import CheckpointError
 
+MAX_SIZE = 2**31 - 1
+"""Of any size in a config: ids and positions are int32."""
+
 
 class JsonObject:
     """A parsed JSON object with typed access. Every refusal names the file, the key and the value.
@@ -24,7 +27,7 @@ class JsonObject:
             values = json.loads(file.read_text(encoding="utf-8"))
         except OSError as error:
             raise CheckpointError(f"{file}: cannot be read: {error.strerror}") from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise CheckpointError(f"{file}: not valid JSON: {error}") from error
         if not isinstance(values, dict):
             raise CheckpointError(f"{file}: must hold a JSON object, got {type(values).__name__}")
@@ -41,10 +44,12 @@ class JsonObject:
         shown = found if len(found) <= 200 else found[:200] + " …"
         return CheckpointError(f"{self.file}: {key} = {shown}; supported: {supported}")
 
-    def integer(self, key: str, *, low: int = 1) -> int:
+    def integer(self, key: str, *, low: int = 1, high: int = MAX_SIZE) -> int:
         value = self.get(key)
         if type(value) is not int or value < low:
             raise self.refuse(key, f"an integer ≥ {low}")
+        if value > high:
+            raise self.refuse(key, f"an integer ≤ {high}")
         return value
 
     def integer_or_null(self, key: str, *, low: int = 1) -> int | None:

@@ -1,6 +1,6 @@
 """Qwen3-MoE: grouped-query attention with normed heads, softmax gate, dense layers anywhere, no shared experts."""
 
-from cluster.model_config.family import Family
+from cluster.model_config.family import MAX_EXPERTS, Family
 from cluster.model_config.json_object import JsonObject
 from cluster.model_config.rope import read_rope
 from cluster.model_spec import GqaSpec, SoftmaxGateSpec
@@ -62,7 +62,9 @@ def _head_dim(config: JsonObject, num_heads: int) -> int:
 
 
 def _gate(config: JsonObject) -> SoftmaxGateSpec:
-    num_experts = config.integer(config.spelling("num_experts", "num_local_experts"))
+    num_experts = config.integer(
+        config.spelling("num_experts", "num_local_experts"), high=MAX_EXPERTS
+    )
     num_experts_per_tok = config.integer("num_experts_per_tok")
     if num_experts_per_tok > num_experts:
         raise config.refuse("num_experts_per_tok", f"at most the {num_experts} experts")

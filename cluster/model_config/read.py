@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.model_config.deepseek_v3 import DEEPSEEK_V3
-from cluster.model_config.family import Family
+from cluster.model_config.family import MAX_LAYERS, Family
 from cluster.model_config.json_object import JsonObject
 from cluster.model_config.qwen3_moe import QWEN3_MOE
 from cluster.model_spec import ComputeDtype, ModelSpec
@@ -25,6 +25,9 @@ _INERT_KEYS = """
     temperature tf_legacy_loss tokenizer_class top_k top_p torchscript transformers_version typical_p use_cache
 """
 """Training, generation defaults and book-keeping: nothing in them reaches the forward pass."""
+_ADVICE = {
+    "quantization_config": " (weights in bfloat16, float16 or float32: dequantise the checkpoint)"
+}
 
 
 def read_model_spec(model_dir: Path) -> ModelSpec:
@@ -54,7 +57,7 @@ def _check_switches(config: JsonObject, family: Family) -> None:
     for key, supported in family.switches.items():
         value = config.get(key, supported)
         if type(value) is not type(supported) or value != supported:
-            raise config.refuse(key, json.dumps(supported))
+            raise config.refuse(key, json.dumps(supported) + _ADVICE.get(key, ""))
 
 
 def _check_unread_keys(config: JsonObject, family: Family) -> None:
@@ -67,7 +70,7 @@ def _check_unread_keys(config: JsonObject, family: Family) -> None:
 
 
 def _read(config: JsonObject, family: Family, model_dir: Path) -> ModelSpec:
-    num_layers = config.integer("num_hidden_layers")
+    num_layers = config.integer("num_hidden_layers", high=MAX_LAYERS)
     vocab_size = config.integer("vocab_size")
     return ModelSpec(
         architecture=family.architecture,
