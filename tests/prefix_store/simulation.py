@@ -1,6 +1,7 @@
 """Random requests against a PrefixStore and the naive map side by side, over a KV memory that remembers contents."""
 
 import random
+import zlib
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from cluster.errors import StoreError
 from cluster.prefix_match import Lease
 from cluster.routes import ExpertRoutes
+from cluster.scores import TokenScores
 from cluster.types import BlockId, EvictTarget, Namespace, Rank
 from tests.prefix_store.builders import (
     BLOCK_SIZE,
@@ -23,6 +25,7 @@ from tests.reference.naive_prefix_map import NaiveLease, NaivePrefixMap, Tokens
 NUM_RANKS = 2
 NUM_KV_BLOCKS = 16
 MAX_ROUTE_BLOCKS = NUM_RANKS * NUM_KV_BLOCKS
+MAX_SCORE_BLOCKS = 8
 NAMESPACES = [Namespace("a"), Namespace("b"), Namespace("b-salted")]
 MAX_REQUESTS = 5
 
@@ -53,7 +56,10 @@ class Simulation:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.store = make_store(
-            num_ranks=NUM_RANKS, num_kv_blocks=NUM_KV_BLOCKS, max_route_blocks=MAX_ROUTE_BLOCKS
+            num_ranks=NUM_RANKS,
+            num_kv_blocks=NUM_KV_BLOCKS,
+            max_route_blocks=MAX_ROUTE_BLOCKS,
+            max_score_blocks=MAX_SCORE_BLOCKS,
         )
         self.naive = NaivePrefixMap(
             num_ranks=NUM_RANKS,
@@ -72,6 +78,7 @@ class Simulation:
             (self.compute, 300),
             (self.publish, 300),
             (self.finish, 110),
+            (self.score, 150),
             (self.exhaust, 20),
             (self.probe, 50),
             (self.evict, 3),
@@ -106,6 +113,7 @@ class Simulation:
         lease = self.store.acquire(namespace, np.array(token_ids, np.int32), num_tokens)
         naive_lease = self.naive.acquire(namespace, token_ids[:num_tokens])
         self._check_routes(lease, token_ids)
+        self._check_scores(lease, token_ids)
         num_kv = self._cut(min(num_tokens, match.num_kv_tokens[rank]))
         block_ids: list[BlockId] = []
         if num_kv:
@@ -157,6 +165,23 @@ class Simulation:
                 request.private.append(block_id)
         self._count("conflict" if publication.conflict else "no conflict")
 
+    def score(self) -> None:
+        """Some tokens under a lease get scores, which are a function of the prefix; some of them nobody asked for."""
+        request = self._some_request(self.requests)
+        if request is None:
+            return
+        start = self.random.randint(0, request.lease.num_tokens)
+        end = self.random.randint(start, request.lease.num_tokens)
+        scores = _scores_of(request.namespace, request.tokens, start, end)
+        scores.rows["chosen_logprob"][
+            self.random.sample(range(end - start), (end - start) // 3)
+        ] = np.nan
+        before = self.store.scores(request.lease, start, end).known
+        taken = self.store.record_scores(request.lease, start, scores)
+        assert taken <= int((scores.known & ~before).sum())
+        self._count("scored" if taken else "nothing to score")
+        self._check_scores(request.lease, request.tokens)
+
     def finish(self) -> None:
         request = self._some_request(self.requests)
         if request is None:
@@ -187,13 +212,14 @@ class Simulation:
             self._compare_match(namespace, self._prompt())
 
     def evict(self) -> None:
-        part: EvictTarget = self.random.choice(["kv", "kv", "routes", "all"])
+        part: EvictTarget = self.random.choice(["kv", "kv", "routes", "scores", "all"])
         before = self.store.stats()
         eviction = self.store.evict(part)
-        self.naive.evict(part)
+        if part != "scores":
+            self.naive.evict(part)
         after = self.store.stats()
         freed = before.kv_bytes + before.route_bytes - after.kv_bytes - after.route_bytes
-        assert eviction.num_bytes == freed
+        assert eviction.num_bytes == freed + before.score_bytes - after.score_bytes
 
     def misuse(self) -> None:
         """Frees blocks of the tree and free ones: refused, and nothing changes (the comparison after it would see)."""
@@ -240,6 +266,14 @@ class Simulation:
         expected = ExpertRoutes.concatenate(records, SHAPE).slice(start, end)
         assert np.array_equal(got.topk_ids, expected.topk_ids)
         assert np.array_equal(got.topk_weights, expected.topk_weights)
+
+    def _check_scores(self, lease: Lease, token_ids: Tokens) -> None:
+        """What is known is what the prefix has, in whatever range it is read."""
+        start = self.random.randint(0, lease.num_tokens)
+        end = self.random.randint(start, lease.num_tokens)
+        found = self.store.scores(lease, start, end)
+        expected = _scores_of(lease.namespace, token_ids, start, end)
+        assert found.rows[found.known].tolist() == expected.rows[found.known].tolist()
 
     def _check_kv(
         self, namespace: Namespace, token_ids: Tokens, rank: Rank, block_ids: list[BlockId]
@@ -309,6 +343,15 @@ class Simulation:
 
     def _count(self, event: str) -> None:
         self.seen[event] = self.seen.get(event, 0) + 1
+
+
+def _scores_of(namespace: Namespace, token_ids: Tokens, start: int, end: int) -> TokenScores:
+    scores = TokenScores.unknown(end - start)
+    for place in range(end - start):
+        prefix = (namespace, token_ids[: start + place + 1])
+        digest = zlib.crc32(repr(prefix).encode())
+        scores.rows[place] = -(digest % 1000) / 8, digest % 97, -(digest % 10) / 8
+    return scores
 
 
 def _ids(routes: list[ExpertRoutes]) -> bytes:

@@ -14,9 +14,18 @@ def test_random_requests_find_what_the_naive_map_says_and_nothing_else(seed: int
 
     simulation.run(OPERATIONS_PER_SEED)
 
-    events = {"added", "duplicate", "private", "conflict", "evicted", "nothing to allocate"}
+    events = {
+        "added",
+        "duplicate",
+        "private",
+        "conflict",
+        "evicted",
+        "scored",
+        "nothing to allocate",
+    }
     assert events <= simulation.seen.keys()
     assert simulation.store.stats().route_blocks_evicted > 0
+    assert simulation.store.stats().score_blocks_evicted > 0
 
 
 @pytest.mark.parametrize("seed", SEEDS)
