@@ -83,6 +83,8 @@ class HttpSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     port: int = 8000
     admin_host: str = "127.0.0.1"
     admin_port: int = 8001
+    servers: int = 1
+    """HTTP server processes that share both ports."""
     max_body_bytes: int = 32 * 2**20
     api_key_file: str = ""
 
@@ -158,6 +160,7 @@ def _check_ranges(config: Config) -> None:
         ("store.num_kv_blocks", store.num_kv_blocks, 0, 2**31 - 1),
         ("http.port", http.port, 0, 65535),
         ("http.admin_port", http.admin_port, 0, 65535),
+        ("http.servers", http.servers, 1, 64),
         ("http.max_body_bytes", http.max_body_bytes, 1024, 2**31 - 1),
     ]
     for name, value, low, high in checks:

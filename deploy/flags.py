@@ -61,6 +61,8 @@ HTTP_FLAGS = (
     Flag("--host", "http.host", "address to listen on", {"metavar": "ADDRESS"}),
     Flag("--port", "http.port", "port to listen on, 0: any free one", _N),
     Flag("--admin-port", "http.admin_port", "port of the admin endpoints (on loopback), 0: any free one", _N),
+    Flag("--http-servers", "http.servers", "HTTP server processes, which share both ports; one that dies is started "
+         "again", _N),
     Flag("--api-key-file", "http.api_key_file", "file whose first line clients must send as bearer token",
          {"metavar": "FILE"}),
 )  # fmt: skip

@@ -1,32 +1,31 @@
 """Settings → Ray → placement group → actors → channels: the only wiring. Owner of all Ray handles of a cell."""
 
+import math
 import os
-import re
 import time
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import ray
-import ray.exceptions
 import ray.util
 
 from cluster.channel import DealerSocket
 from cluster.config import Config
-from cluster.errors import CellError, DeadlineError, PointsmanError
+from cluster.errors import CellError, DeadlineError
 from cluster.log import logger
 from cluster.messages import CellStatus, RankLost, StatusQuery, Stop, ToHttpServer
 from cluster.namespace import model_fingerprint
 from cluster.wire import Decoder, encode
+from deploy.actor_calls import end_of, result_of
 from deploy.actors.engine import Engine
 from deploy.actors.expert_worker import ExpertWorker, LoadedRank
 from deploy.actors.http_server import HttpServer
 from deploy.cell_plan import CellPlan
-from expert_workers.exchange.base import ExchangeError
+from deploy.http_servers import HttpServers
+from router_service.http_server import BoundPorts
 
-_PROCESS_DIED = "its process died; if nobody killed it, look for the kernel's out-of-memory killer"
-_OUR_EXCEPTION = re.compile(
-    r"^(cluster|router_service|prefix_store|expert_workers|deploy)\.[\w.]+: "
-)
+PROCESS_CPUS = 0.5
+"""What Ray counts for the engine and for each HTTP server."""
 _LOG = logger("launch")
 
 
@@ -43,13 +42,10 @@ class Cell:
     plan: CellPlan
     engine: Any
     workers: list[Any]
-    http_server: Any = None
+    http_servers: HttpServers | None = None
     engine_ref: Any = None
     worker_refs: list[Any] = field(default_factory=list)
-    http_ref: Any = None
     link: "EngineLink | None" = None
-    port: int = 0
-    admin_port: int = 0
     ranks: dict[int, LoadedRank] = field(default_factory=dict)
 
 
@@ -90,12 +86,12 @@ def launch_cell(config: Config, plan: CellPlan, progress: Progress) -> Cell:
     Raises CellError naming the part that failed, DeadlineError when `cell.start_timeout_seconds` is over.
     """
     deadline = time.monotonic() + config.cell.start_timeout_seconds
-    bundles = reserve(plan, deadline)
+    bundles = reserve(plan, deadline, config.http.servers)
     fingerprint = model_fingerprint(plan.model_dir, plan.dtype)
     cell = Cell(plan, engine=None, workers=[])
     cell.workers = [_start_worker(plan, bundles, rank) for rank in range(plan.ep_size)]
     cell.engine = actor_in(Engine, bundles, plan.ep_size).remote(config, plan, fingerprint)
-    front, worker_endpoint, route_endpoint = _get(
+    front, worker_endpoint, route_endpoint = result_of(
         cell.engine.endpoints.remote(), deadline, "the engine"
     )
     cell.engine_ref = cell.engine.run.remote()
@@ -103,16 +99,29 @@ def launch_cell(config: Config, plan: CellPlan, progress: Progress) -> Cell:
     _load_weights(cell, config, deadline, progress)
     cell.worker_refs = [w.run.remote(worker_endpoint, route_endpoint) for w in cell.workers]
     _wait_until_ready(cell, deadline)
-    cell.http_server = actor_in(HttpServer, bundles, plan.ep_size).remote(config, plan, front)
-    cell.port, cell.admin_port = _get(cell.http_server.start.remote(), deadline, "the HTTP server")
-    cell.http_ref = cell.http_server.run.remote()
+    cell.http_servers = HttpServers(
+        lambda: actor_in(HttpServer, bundles, plan.ep_size).remote(config, plan, front),
+        config.http.servers,
+    )
+    cell.http_servers.start(BoundPorts(config.http.port, config.http.admin_port), deadline)
     return cell
 
 
-def reserve(plan: CellPlan, deadline: float) -> Any:
-    """One bundle per rank and one for engine and HTTP server, all or none."""
+def num_ray_cpus(ep_size: int, num_http_servers: int) -> int:
+    """What a cell reserves, and one to spare."""
+    return ep_size + 1 + math.ceil(_front_cpus(num_http_servers))
+
+
+def _front_cpus(num_http_servers: int) -> float:
+    return PROCESS_CPUS * (1 + num_http_servers)
+
+
+def reserve(plan: CellPlan, deadline: float, num_http_servers: int = 1) -> Any:
+    """One bundle per rank and one for engine and HTTP servers, which share their ports and so the host; all or none."""
     per_rank = {"CPU": 1.0, "GPU": 1.0} if plan.uses_gpus else {"CPU": 1.0}
-    group = ray.util.placement_group([per_rank] * plan.ep_size + [{"CPU": 1.0}], strategy="PACK")
+    group = ray.util.placement_group(
+        [per_rank] * plan.ep_size + [{"CPU": _front_cpus(num_http_servers)}], strategy="PACK"
+    )
     if not group.wait(max(1.0, deadline - time.monotonic())):
         raise DeadlineError(f"no room for {plan.ep_size} ranks: {ray.available_resources()} free")
     return group
@@ -123,7 +132,7 @@ def actor_in(cls: type, bundles: Any, bundle: int, **options: Any) -> Any:
         placement_group=bundles, placement_group_bundle_index=bundle
     )
     return ray.remote(cls).options(
-        num_cpus=options.pop("num_cpus", 0.5),
+        num_cpus=options.pop("num_cpus", PROCESS_CPUS),
         scheduling_strategy=strategy,
         max_concurrency=4,
         **options,
@@ -140,7 +149,7 @@ def _start_worker(plan: CellPlan, bundles: Any, rank: int) -> Any:
 def _load_weights(cell: Cell, config: Config, deadline: float, progress: Progress) -> None:
     """All ranks load and join at once; the first failure ends the wait."""
     workers = cell.workers
-    address, port = _get(
+    address, port = result_of(
         workers[0].host_rendezvous.remote(config.cell.start_timeout_seconds), deadline, "rank 0"
     )
     loads = {
@@ -151,13 +160,13 @@ def _load_weights(cell: Cell, config: Config, deadline: float, progress: Progres
     while pending:
         done, pending = ray.wait(pending, num_returns=len(pending), timeout=0.5)
         for ref in done:
-            loaded: LoadedRank = _get(ref, deadline, f"rank {loads[ref]}")
+            loaded: LoadedRank = result_of(ref, deadline, f"rank {loads[ref]}")
             cell.ranks[loads[ref]] = loaded
         if time.monotonic() > deadline:
             ranks = ", ".join(str(loads[ref]) for ref in pending)
             raise DeadlineError(f"rank {ranks} did not load in time (cell.start_timeout_seconds)")
         if pending:
-            fractions = _get([w.progress.remote() for w in workers], deadline, "a rank")
+            fractions = result_of([w.progress.remote() for w in workers], deadline, "a rank")
             progress.loading(sum(fractions) / len(fractions))
     progress.loading(1.0)
     for rank, loaded in sorted(cell.ranks.items()):
@@ -178,60 +187,3 @@ def _wait_until_ready(cell: Cell, deadline: float) -> None:
             raise CellError(f"{who} ended during the start: {end_of(ref).reason}")
         if time.monotonic() > deadline:
             raise DeadlineError("the engine did not become ready (cell.start_timeout_seconds)")
-
-
-def _get(ref: Any, deadline: float, who: str) -> Any:
-    """A result of another process. Its failure becomes a CellError with one line."""
-    try:
-        return ray.get(ref, timeout=max(1.0, deadline - time.monotonic()))
-    except ray.exceptions.GetTimeoutError as error:
-        raise DeadlineError(f"{who} did not answer in time (cell.start_timeout_seconds)") from error
-    except ray.exceptions.RayTaskError as error:
-        raise CellError(f"{who}: {one_line(error.cause)}") from error
-    except ray.exceptions.RayError as error:
-        raise CellError(f"{who}: {reason_of(error)}") from error
-
-
-@dataclass(frozen=True)
-class End:
-    """How an endless call ended."""
-
-    kind: Literal["returned", "raised", "died"]
-    """died: its process is gone without a word."""
-    reason: str
-    """One line."""
-    exchange: bool = False
-    """Raised by an exchange that broke, so that another rank may be the cause."""
-
-
-def end_of(ref: Any) -> End:
-    """Of a call that has ended."""
-    try:
-        result = ray.get(ref, timeout=1.0)
-    except ray.exceptions.RayTaskError as error:
-        return End("raised", one_line(error.cause), isinstance(error.cause, ExchangeError))
-    except ray.exceptions.RayError as error:
-        return End("died", reason_of(error))
-    return End("returned", str(result) if result else "it returned")
-
-
-def reason_of(error: ray.exceptions.RayError) -> str:
-    """Why an actor is not there, in one line: what its constructor raised, else that its process died.
-
-    Of an exception in a constructor Ray keeps the traceback's text alone, which ends with the exception.
-    """
-    if not isinstance(error, ray.exceptions.RayActorError) or not error.actor_init_failed:
-        return _PROCESS_DIED
-    lines = str(error).splitlines()
-    start = max((i for i, line in enumerate(lines) if line.startswith(" ")), default=-1) + 1
-    if start >= len(lines):
-        return _PROCESS_DIED
-    return _OUR_EXCEPTION.sub("", lines[start]).strip()
-
-
-def one_line(error: BaseException) -> str:
-    """Our own messages are made to be read; others are not understood without their type."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if isinstance(error, PointsmanError) and lines:
-        return lines[0]
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -15,8 +15,9 @@ import ray
 from cluster.config import Config, HttpSection
 from cluster.errors import CellError, ConfigError
 from cluster.log import configure_logging, logger
+from deploy.actor_calls import End, end_of
 from deploy.cell_plan import CellPlan
-from deploy.launch import Cell, End, end_of, launch_cell
+from deploy.launch import Cell, launch_cell, num_ray_cpus
 from deploy.ray_cluster import RayCluster
 
 WATCH_SECONDS = 1.0
@@ -67,7 +68,7 @@ def serve(config: Config, plan: CellPlan) -> int:
     on_signals(interrupts.handle)
     with contextlib.redirect_stdout(sys.stderr):
         try:
-            cluster = RayCluster(num_cpus=plan.ep_size + 2, num_gpus=num_gpus)
+            cluster = RayCluster(num_ray_cpus(plan.ep_size, config.http.servers), num_gpus)
             try:
                 on_signals(interrupts.handle)  # again: Ray sets its own
                 return _serve_in(config, plan, output, interrupts)
@@ -81,12 +82,14 @@ def serve(config: Config, plan: CellPlan) -> int:
 def _serve_in(config: Config, plan: CellPlan, output: TextIO, interrupts: "Interrupts") -> int:
     interrupts.check()
     cell = launch_cell(config, plan, StderrProgress(interrupts))
+    assert cell.http_servers is not None
+    ports = cell.http_servers.ports
     stop = threading.Event()
     on_signals(lambda _signal, _frame: stop.set())
     interrupts.check()
     print(
-        f"pointsman is ready: {_url(config.http.host, cell.port)} "
-        f"(model {plan.served_model_name}, admin {_url(config.http.admin_host, cell.admin_port)})",
+        f"pointsman is ready: {_url(config.http.host, ports.port)} "
+        f"(model {plan.served_model_name}, admin {_url(config.http.admin_host, ports.admin_port)})",
         file=output,
         flush=True,
     )
@@ -134,20 +137,23 @@ def _url(host: str, port: int) -> str:
 
 
 def watch(cell: Cell, stop: threading.Event) -> str | None:
-    """Until `stop` (None) or until a process ends that must not (why)."""
-    calls = [cell.engine_ref, *cell.worker_refs, cell.http_ref]
+    """Until `stop` (None) or until a process ends that must not (why). HTTP servers that end are started again."""
+    servers = cell.http_servers
+    assert servers is not None
+    fixed = [cell.engine_ref, *cell.worker_refs]
     while not stop.is_set():
-        ended, _ = ray.wait(calls, timeout=WATCH_SECONDS)
-        if ended:
-            return _failure(cell, ended[0])
+        servers.start_due()
+        ended, _ = ray.wait([*fixed, *servers.calls], timeout=WATCH_SECONDS)
+        for ref in ended:
+            failure = _failure(cell, ref) if ref in fixed else servers.take(ref)
+            if failure is not None:
+                return failure
     return None
 
 
 def _failure(cell: Cell, ref: Any) -> str:
     if ref in cell.worker_refs:
         return _rank_lost(cell)
-    if ref is cell.http_ref:
-        return f"the HTTP server ended: {end_of(ref).reason}"
     end = end_of(ref)
     return end.reason if end.kind == "returned" else f"the engine ended: {end.reason}"
 
@@ -188,15 +194,16 @@ def take_down(cell: Cell, reason: str) -> None:
 
     Takes at most about 3 × STOP_SECONDS, whoever hangs.
     """
-    if cell.http_server is not None:
-        with contextlib.suppress(ray.exceptions.RayError):
-            ray.get(cell.http_server.stop.remote(STOP_SECONDS, reason), timeout=STOP_SECONDS + 1)
+    if cell.http_servers is not None:
+        cell.http_servers.stop(STOP_SECONDS, reason)
     if cell.link is not None:
         cell.link.stop(reason)
         cell.link.close()
     calls = [ref for ref in (cell.engine_ref, *cell.worker_refs) if ref is not None]
     ray.wait(calls, num_returns=len(calls), timeout=STOP_SECONDS)
-    for actor in (cell.http_server, cell.engine, *cell.workers):
+    if cell.http_servers is not None:
+        cell.http_servers.kill()
+    for actor in (cell.engine, *cell.workers):
         if actor is not None:
             with contextlib.suppress(ray.exceptions.RayError):
                 ray.kill(actor)

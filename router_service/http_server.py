@@ -41,11 +41,14 @@ class HttpServerOptions:
     """0: any free port."""
     admin_host: str
     admin_port: int
+    """0: likewise."""
     max_body_bytes: int
     version: str
     api_key: str | None = field(default=None, repr=False)
     silence_seconds: float = 120.0
     """With requests open, the engine counts as lost after this long without a word."""
+    shares_ports: bool = False
+    """Other processes of the same user may listen on both ports too; each gets a part of the connections."""
 
 
 @dataclass(frozen=True)
@@ -76,26 +79,30 @@ class HttpServer:
         self._stop_seconds = 0.0
         self._stop_reason = ""
 
-    def start(self) -> BoundPorts:
-        """Binds, serves, returns the ports. Raises ConfigError when a port cannot be bound."""
+    def start(self, ports: BoundPorts | None = None) -> BoundPorts:
+        """Binds, serves, returns the ports. Raises ConfigError when a port cannot be bound.
+
+        ports: instead of those of the options, where a server of the same cell has or had bound them
+        """
         options = self._options
-        api = _bind(options.host, options.port)
+        asked = ports or BoundPorts(options.port, options.admin_port)
+        api = _bind(options.host, asked.port, shared=options.shares_ports)
         try:
-            admin = _bind(options.admin_host, options.admin_port)
+            admin = _bind(options.admin_host, asked.admin_port, shared=options.shares_ports)
         except ConfigError:
             api.close()
             raise
         self._sockets = [api, admin]
-        ports = BoundPorts(api.getsockname()[1], admin.getsockname()[1])
+        bound = BoundPorts(api.getsockname()[1], admin.getsockname()[1])
         self._thread.start()
         self._serving.result(timeout=60)
         _log.info(
             "http server ready host=%s port=%d admin_port=%d",
             options.host,
-            ports.port,
-            ports.admin_port,
+            bound.port,
+            bound.admin_port,
         )
-        return ports
+        return bound
 
     def wait(self) -> None:
         """Blocks a started server's caller until `stop` is called from another thread.
@@ -205,7 +212,7 @@ async def _listen(app: ASGIApp, bound: socket.socket) -> _Listener:
     return _Listener(server, bound, asyncio.create_task(server.main_loop()))
 
 
-def _bind(host: str, port: int) -> socket.socket:
+def _bind(host: str, port: int, *, shared: bool) -> socket.socket:
     """A listening socket. Its protocol is named because asyncio sets TCP_NODELAY only then: without it Nagle's
     algorithm and delayed acknowledgements add 40 ms to every answer."""
     try:
@@ -217,6 +224,8 @@ def _bind(host: str, port: int) -> socket.socket:
         raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         bound.bind(address)
         bound.listen(_BACKLOG)
     except OSError as error:

@@ -1,13 +1,23 @@
 """The Ray actor `HttpServer`: tokenises, validates, streams. Knows the engine by its endpoint only."""
 
+import os
+from dataclasses import dataclass
 from importlib.metadata import version
 
 from cluster.config import Config
 from cluster.log import configure_logging
 from deploy.api_key import read_api_key
 from deploy.cell_plan import CellPlan
+from router_service.http_server import BoundPorts, HttpServerOptions
 from router_service.http_server import HttpServer as HttpService
-from router_service.http_server import HttpServerOptions
+
+
+@dataclass(frozen=True)
+class StartedHttpServer:
+    """Where a server listens and which process it is."""
+
+    ports: BoundPorts
+    pid: int
 
 
 class HttpServer:
@@ -30,13 +40,13 @@ class HttpServer:
                 max_body_bytes=config.http.max_body_bytes,
                 version=version("pointsman"),
                 api_key=read_api_key(config.http.api_key_file),
+                shares_ports=config.http.servers > 1,
             )
         )
 
-    def start(self) -> tuple[int, int]:
-        """The bound port and admin port."""
-        ports = self._service.start()
-        return ports.port, ports.admin_port
+    def start(self, ports: BoundPorts) -> StartedHttpServer:
+        """On these ports, where 0 is any free one."""
+        return StartedHttpServer(self._service.start(ports), os.getpid())
 
     def run(self) -> None:
         self._service.wait()

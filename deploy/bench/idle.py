@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from cluster.config import Config
 from cluster.errors import CellError
 from deploy.cell_plan import CellPlan
-from deploy.launch import actor_in, launch_cell, reserve
+from deploy.launch import actor_in, launch_cell, num_ray_cpus, reserve
 from deploy.planning import plan_cell
 from deploy.ray_cluster import RayCluster
 from deploy.supervisor import take_down, watch
@@ -83,7 +83,7 @@ def _measure(
     plan: CellPlan, what: str, start: Callable[[], _EmptyActors | _Cell]
 ) -> dict[str, Any]:
     num_gpus = plan.ep_size if plan.uses_gpus else 0
-    with RayCluster(num_cpus=plan.ep_size + 2, num_gpus=num_gpus):
+    with RayCluster(num_ray_cpus(plan.ep_size, 1), num_gpus):
         subject = start()
         subject.idle(SETTLE_SECONDS)
         started, before = time.monotonic(), _cpu_seconds()

@@ -4,7 +4,7 @@ import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError, RayTaskError
 
 from cluster.errors import CheckpointError
-from deploy.launch import reason_of
+from deploy.actor_calls import reason_of
 
 TRACEBACK = """\
 ray::HttpServer.__init__() (pid=7, ip=192.0.2.2, actor_id=8e6f, repr=<HttpServer object>)

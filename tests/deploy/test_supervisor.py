@@ -1,6 +1,6 @@
 """Which rank is blamed when several end."""
 
-from deploy.launch import End
+from deploy.actor_calls import End
 from deploy.supervisor import worst
 
 BROKEN_EXCHANGE = End("raised", "ExchangeError: connection closed by peer", exchange=True)

@@ -93,6 +93,8 @@ class ScriptedEngine:
     cached_tokens: int = 0
     replayed_tokens: int = 0
     submits: list[Submit] = field(default_factory=list)
+    peers: set[bytes] = field(default_factory=set)
+    """HTTP servers that have submitted something."""
     aborts: list[str] = field(default_factory=list)
     finishes: list[Finish] = field(default_factory=list)
     num_status_queries: int = 0
@@ -152,6 +154,7 @@ class ScriptedEngine:
 
     def _submit(self, peer: bytes, submit: Submit) -> None:
         self.submits.append(submit)
+        self.peers.add(peer)
         if self.refuse_as is not None:
             self._send(peer, Refused(submit.request_id, self.refuse_as, "the queue is full"))
             return

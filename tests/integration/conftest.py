@@ -8,13 +8,13 @@ from openai import OpenAI
 from tests.helpers.served import Served
 from tests.integration.api import ALL_ON, CellApi
 
+SHARED_CELL_FLAGS = ("--ep-size", "4", "--max-num-batched-tokens", "1024", "--deterministic")
+
 
 @pytest.fixture(scope="session")
 def shared_cell() -> Iterator[Served]:
     """Four ranks that answer the same whatever they compute beside it."""
-    with Served(
-        *("--ep-size", "4"), *("--max-num-batched-tokens", "1024"), "--deterministic"
-    ) as served:
+    with Served(*SHARED_CELL_FLAGS) as served:
         served.wait_until_ready()
         yield served
         served.interrupt()

@@ -30,7 +30,15 @@ class StreamEnd:
 class OpenRequests:
     """Streamed and whole completions, each on a thread and a connection of its own."""
 
-    def __init__(self, served: Served, *, num_streams: int, num_whole: int = 0) -> None:
+    def __init__(
+        self,
+        served: Served,
+        *,
+        num_streams: int,
+        num_whole: int = 0,
+        max_tokens: int = MAX_TOKENS,
+    ) -> None:
+        self._max_tokens = max_tokens
         self._url = f"{served.base_url}/v1/completions"
         self._flowing = threading.Semaphore(0)
         self.streams = [_in_thread(self._stream, n) for n in range(num_streams)]
@@ -46,14 +54,17 @@ class OpenRequests:
         return [answer.result(timeout=seconds) for answer in self.whole]
 
     def _whole(self, number: int) -> httpx.Response:
-        return httpx.post(self._url, json=_body(number), timeout=120.0)
+        return httpx.post(self._url, json=self._body(number), timeout=120.0)
+
+    def _body(self, number: int, **fields: Any) -> dict[str, Any]:
+        return completion_body(random_prompt(number, 24), self._max_tokens, **fields)
 
     def _stream(self, number: int) -> StreamEnd:
         num_tokens, errors, done = 0, [], False
         try:
             with (
                 httpx.Client(timeout=120.0) as client,
-                client.stream("POST", self._url, json=_body(number, stream=True)) as answer,
+                client.stream("POST", self._url, json=self._body(number, stream=True)) as answer,
             ):
                 for line in answer.iter_lines():
                     event = line.removeprefix("data: ")
@@ -84,10 +95,6 @@ def unhealthy_reason(served: Served, seconds: float) -> str:
         return answer.text if answer.status_code == 503 else None
 
     return eventually(reason, seconds, "503 from /health")
-
-
-def _body(number: int, **fields: Any) -> dict[str, Any]:
-    return completion_body(random_prompt(number, 24), MAX_TOKENS, **fields)
 
 
 def _in_thread(function: Any, number: int) -> "Future[Any]":

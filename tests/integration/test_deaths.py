@@ -3,12 +3,15 @@
 import os
 import shutil
 import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from deploy.planning import DEMO_MODEL
-from tests.helpers.served import Served, wait_for_worker_process
+from tests.helpers.served import Served, address_of, eventually, wait_for_worker_process
 from tests.integration.open_requests import OpenRequests, unhealthy_reason
 
 pytestmark = pytest.mark.ray
@@ -52,14 +55,16 @@ def test_a_killed_engine_ends_the_streams_and_the_server() -> None:
         _assert_failed(served, "the engine ended: its process died")
 
 
-def test_a_killed_http_server_ends_the_server() -> None:
+def test_a_killed_http_server_that_cannot_start_again_ends_the_server() -> None:
     with Served("--ep-size", "1") as served:
         served.wait_until_ready()
         requests = OpenRequests(served, num_streams=1)
         os.kill(served.pid_of("HttpServer"), signal.SIGKILL)
-        (end,) = requests.stream_ends(10.0)
-        assert end.broken
-        _assert_failed(served, "the HTTP server ended: its process died")
+        with _taking_the_port_of(served):
+            (end,) = requests.stream_ends(10.0)
+            assert end.broken
+            assert served.wait(END_SECONDS) == 1
+        _assert_failed(served, "the HTTP server ended: cannot listen on")
 
 
 def test_a_frozen_worker_is_named_when_the_deadline_of_its_step_is_over() -> None:
@@ -86,6 +91,19 @@ def test_a_worker_that_cannot_load_its_weights_fails_the_start_with_one_line(
         (line,) = served.failure_lines
         assert line.startswith("pointsman: rank ")
         assert "model.safetensors" in line
+
+
+@contextmanager
+def _taking_the_port_of(served: Served) -> Iterator[None]:
+    """As soon as it is free, before another process of the cell can have come up."""
+
+    def take() -> socket.socket | None:
+        with suppress(OSError):
+            return socket.create_server(address_of(served.base_url))
+        return None
+
+    with eventually(take, 5.0, "the free port"):
+        yield
 
 
 def _assert_failed(served: Served, reason: str) -> None:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
@@ -33,6 +34,33 @@ def test_a_port_in_use_is_one_line_that_names_it(which: str) -> None:
         server = HttpServer(make_options(NOWHERE, **{which: port}))
         with pytest.raises(ConfigError, match=rf"^cannot listen on 127.0.0.1:{port}: .*in use$"):
             server.start()
+
+
+def test_servers_that_share_their_ports_each_get_connections() -> None:
+    with ScriptedEngine() as engine:
+        first = HttpServer(make_options(engine.endpoint, shares_ports=True))
+        ports = first.start()
+        second = HttpServer(make_options(engine.endpoint, shares_ports=True))
+        assert second.start(ports) == ports
+        url = f"http://127.0.0.1:{ports.port}"
+        with ExitStack() as stack:
+            for _ in range(64):
+                assert_serves(stack.enter_context(httpx.Client(base_url=url, timeout=30)))
+            assert len(engine.submits) == 64
+            assert len(engine.peers) == 2
+        first.stop(2)
+        with httpx.Client(base_url=url, timeout=30) as client:
+            assert_serves(client)
+        second.stop(2)
+
+
+def test_a_server_that_does_not_share_its_ports_keeps_others_off_them() -> None:
+    first = HttpServer(make_options(NOWHERE))
+    ports = first.start()
+    second = HttpServer(make_options(NOWHERE, shares_ports=True))
+    with pytest.raises(ConfigError, match=rf"127.0.0.1:{ports.port}: .*in use$"):
+        second.start(ports)
+    first.stop(1)
 
 
 def test_a_host_that_does_not_exist_is_a_configuration_error() -> None:

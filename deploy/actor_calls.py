@@ -1,0 +1,74 @@
+"""What became of calls to Ray actors: their results, or in one line why there is none."""
+
+import re
+import time
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import ray
+import ray.exceptions
+
+from cluster.errors import CellError, DeadlineError, PointsmanError
+from expert_workers.exchange.base import ExchangeError
+
+_PROCESS_DIED = "its process died; if nobody killed it, look for the kernel's out-of-memory killer"
+_OUR_EXCEPTION = re.compile(
+    r"^(cluster|router_service|prefix_store|expert_workers|deploy)\.[\w.]+: "
+)
+
+
+def result_of(ref: Any, deadline: float, who: str) -> Any:
+    """A result of another process. Its failure becomes a CellError with one line."""
+    try:
+        return ray.get(ref, timeout=max(1.0, deadline - time.monotonic()))
+    except ray.exceptions.GetTimeoutError as error:
+        raise DeadlineError(f"{who} did not answer in time (cell.start_timeout_seconds)") from error
+    except ray.exceptions.RayTaskError as error:
+        raise CellError(f"{who}: {one_line(error.cause)}") from error
+    except ray.exceptions.RayError as error:
+        raise CellError(f"{who}: {reason_of(error)}") from error
+
+
+@dataclass(frozen=True)
+class End:
+    """How an endless call ended."""
+
+    kind: Literal["returned", "raised", "died"]
+    """died: its process is gone without a word."""
+    reason: str
+    """One line."""
+    exchange: bool = False
+    """Raised by an exchange that broke, so that another rank may be the cause."""
+
+
+def end_of(ref: Any) -> End:
+    """Of a call that has ended."""
+    try:
+        result = ray.get(ref, timeout=1.0)
+    except ray.exceptions.RayTaskError as error:
+        return End("raised", one_line(error.cause), isinstance(error.cause, ExchangeError))
+    except ray.exceptions.RayError as error:
+        return End("died", reason_of(error))
+    return End("returned", str(result) if result else "it returned")
+
+
+def reason_of(error: ray.exceptions.RayError) -> str:
+    """Why an actor is not there, in one line: what its constructor raised, else that its process died.
+
+    Of an exception in a constructor Ray keeps the traceback's text alone, which ends with the exception.
+    """
+    if not isinstance(error, ray.exceptions.RayActorError) or not error.actor_init_failed:
+        return _PROCESS_DIED
+    lines = str(error).splitlines()
+    start = max((i for i, line in enumerate(lines) if line.startswith(" ")), default=-1) + 1
+    if start >= len(lines):
+        return _PROCESS_DIED
+    return _OUR_EXCEPTION.sub("", lines[start]).strip()
+
+
+def one_line(error: BaseException) -> str:
+    """Our own messages are made to be read; others are not understood without their type."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if isinstance(error, PointsmanError) and lines:
+        return lines[0]
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
