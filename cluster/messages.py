@@ -19,7 +19,9 @@ Int32Column = np.ndarray
 
 
 class SamplingParams(msgspec.Struct, frozen=True):
-    """How tokens of a request are drawn. temperature 0 is greedy. The engine fills `seed` at submit if it is None."""
+    """How tokens of a request are drawn. max_tokens 0: none, the prompt is only scored. temperature 0 is greedy. The
+    engine fills `seed` at submit if it is None.
+    """
 
     max_tokens: int
     temperature: float
@@ -52,6 +54,8 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     """The forward pass goes over every prompt token, also over those whose KV is there: it reads that and leaves it."""
     score_prompt: bool = False
     """Every prompt token but the first gets a score; what the store has of them is not computed again."""
+    num_prompt_alternatives: int = 1
+    """Most likely tokens that are listed with the score of a prompt token, at least 1. The store has one."""
     num_top_logprobs: int = 1
     """Most likely tokens that are listed with the score of an output token, at least 1."""
     return_scores: bool = False
@@ -139,8 +143,6 @@ class Completion(msgspec.Struct, frozen=True):
     topk_ids: np.ndarray | None
     """[prompt + output - 1, MoE layers, experts per token] uint8 or uint16 if `return_routes`, from position 0."""
     topk_weights: np.ndarray | None
-    prompt_scores: ScoreColumns | None = None
-    """[prompt - 1] of the tokens from the second on, with one alternative each, if `score_prompt`."""
 
 
 class OutputDelta(msgspec.Struct, frozen=True):
@@ -151,6 +153,8 @@ class OutputDelta(msgspec.Struct, frozen=True):
     completion: Completion | None
     scores: ScoreColumns | None = None
     """Of `token_ids`, if `return_scores`."""
+    prompt_scores: ScoreColumns | None = None
+    """[prompt - 1] of the prompt tokens from the second on, if `score_prompt`: in one delta, when all are known."""
 
 
 class OutputBatch(msgspec.Struct, frozen=True, tag=True):

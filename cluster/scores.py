@@ -4,6 +4,7 @@ All of a token's come from one float32 log-softmax of the raw logits at the posi
 truncation, no penalty. NaN marks a token without a score: the first of a sequence, and those that nobody asked for.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -36,6 +37,18 @@ class ScoreColumns(msgspec.Struct, frozen=True):
     def empty() -> "ScoreColumns":
         ints, floats = np.zeros(0, np.int32), np.zeros(0, np.float32)
         return ScoreColumns(floats, ints, ints, floats)
+
+    @staticmethod
+    def joined(parts: Sequence["ScoreColumns"]) -> "ScoreColumns":
+        """One after the other."""
+        if not parts:
+            return ScoreColumns.empty()
+        return ScoreColumns(
+            np.concatenate([part.chosen_logprobs for part in parts]),
+            np.concatenate([part.top_lens for part in parts]),
+            np.concatenate([part.top_ids for part in parts]),
+            np.concatenate([part.top_logprobs for part in parts]),
+        )
 
     def slice(self, start: int, end: int) -> "ScoreColumns":
         """Tokens [start, end) as views."""

@@ -37,15 +37,3 @@ def _most_likely(logprobs: Tensor, count: int) -> tuple[Tensor, Tensor]:
         return logprobs[place], place
     values, ids = torch.sort(logprobs, descending=True, stable=True)
     return values[:count], ids[:count]
-
-
-def joined(parts: Sequence[ScoreColumns]) -> ScoreColumns:
-    """One after the other."""
-    if not parts:
-        return ScoreColumns.empty()
-    return ScoreColumns(
-        np.concatenate([part.chosen_logprobs for part in parts]),
-        np.concatenate([part.top_lens for part in parts]),
-        np.concatenate([part.top_ids for part in parts]),
-        np.concatenate([part.top_logprobs for part in parts]),
-    )

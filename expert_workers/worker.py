@@ -42,7 +42,7 @@ from expert_workers.model.transformer import Transformer
 from expert_workers.plan_cache import PlanCache
 from expert_workers.route_recorder import StepRoutes
 from expert_workers.sampler import DrawnTokens, RowSampling, sample
-from expert_workers.scoring import joined, score
+from expert_workers.scoring import score
 from expert_workers.stopwatch import Stopwatch
 
 SCORED_ROWS = 256
@@ -147,13 +147,13 @@ class ExpertWorker:
         )
         logits = self._transformer.logits(hidden.index_select(0, inputs.last_token_indices))
         drawn = sample(logits, work.rows)
-        scores = self._score_frame(step, work, hidden)
+        scores = self._prompt_scores(work, hidden)
         forward_seconds = time.perf_counter() - started
-        poisoned = _poisoned_seq_ids(work, step_routes.poisoned_tokens().numpy(), drawn)
+        poisoned = _poisoned_seq_ids(work, step_routes.poisoned_tokens().numpy(), drawn, scores)
         return StepOutcome(
             result=self._result(step, work, logits, drawn, poisoned, forward_seconds),
             routes=self._route_frame(step, work, step_routes),
-            scores=scores,
+            scores=self._score_frame(step, scores),
         )
 
     def close(self) -> None:
@@ -277,26 +277,27 @@ class ExpertWorker:
     def _num_top_logprobs(self, seq_id: int) -> int:
         return self._sequences[seq_id].num_top_logprobs
 
-    def _score_frame(
-        self, step: StepDescriptor, work: _StepWork, hidden: Tensor
-    ) -> ScoreFrame | None:
-        """hidden: [T, H], chunks as `_StepWork` has them."""
-        parts, chunks, start = [], [], 0
+    def _prompt_scores(self, work: _StepWork, hidden: Tensor) -> list[tuple[Chunk, ScoreColumns]]:
+        """hidden: [T, H], chunks as `_StepWork` has them. Of those that ask, in the descriptor's order."""
+        found, start = [], 0
         for chunk in work.chunks:
             if len(chunk.score_target_ids):
-                parts.append((chunk.index, self._scores(chunk, hidden[start:])))
-                chunks.append(chunk)
+                found.append((chunk, self._scores(chunk, hidden[start:])))
             start += chunk.num_tokens
-        if not chunks:
+        found.sort(key=lambda pair: pair[0].index)
+        return found
+
+    def _score_frame(
+        self, step: StepDescriptor, scores: list[tuple[Chunk, ScoreColumns]]
+    ) -> ScoreFrame | None:
+        if not scores:
             return None
-        chunks.sort(key=lambda chunk: chunk.index)
-        parts.sort(key=lambda part: part[0])
         return ScoreFrame(
             rank=self.rank,
             step_id=step.step_id,
-            seq_ids=np.array([c.seq_id for c in chunks], np.int32),
-            num_tokens=np.array([len(c.score_target_ids) for c in chunks], np.int32),
-            scores=joined([scores for _, scores in parts]),
+            seq_ids=np.array([chunk.seq_id for chunk, _ in scores], np.int32),
+            num_tokens=np.array([columns.num_tokens for _, columns in scores], np.int32),
+            scores=ScoreColumns.joined([columns for _, columns in scores]),
         )
 
     def _scores(self, chunk: Chunk, hidden: Tensor) -> ScoreColumns:
@@ -308,7 +309,7 @@ class ExpertWorker:
             asked = targets[start : start + SCORED_ROWS]
             logits = self._transformer.logits(hidden[start : start + len(asked)])
             parts.append(score(logits, asked, [num_top] * len(asked)))
-        return joined(parts)
+        return ScoreColumns.joined(parts)
 
     def _expert_load(self, planned: PlannedStep | None) -> npt.NDArray[np.int32]:
         """[MoE layers, local experts] rows that went through them, planned or not."""
@@ -334,11 +335,17 @@ class ExpertWorker:
 
 
 def _poisoned_seq_ids(
-    work: _StepWork, poisoned_tokens: npt.NDArray[np.bool_], drawn: DrawnTokens
+    work: _StepWork,
+    poisoned_tokens: npt.NDArray[np.bool_],
+    drawn: DrawnTokens,
+    scores: list[tuple[Chunk, ScoreColumns]],
 ) -> list[int]:
     """poisoned_tokens: [T]. Sequences with a non-finite router logit or logit, in ascending order."""
     poisoned = {
         chunk.seq_id for chunk, bad in zip(work.sampled, drawn.poisoned, strict=True) if bad
+    }
+    poisoned |= {
+        chunk.seq_id for chunk, columns in scores if not np.isfinite(columns.chosen_logprobs).all()
     }
     start = 0
     for chunk in work.gate_chunks:

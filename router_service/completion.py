@@ -6,15 +6,13 @@ from router_service.request import Request
 
 
 def completion_of(request: Request, reason: FinishReason) -> Completion:
-    """Routes and prompt scores as far as they were asked for; none of a request that failed."""
+    """Routes if they were asked for; none of a request that failed."""
     num_output = request.num_final_output_tokens
     if num_output is None:
         num_output = request.num_output_tokens
-    routes = scores = None
+    routes = None
     if request.return_routes and reason != "error":
         routes = request.route_log.slice(0, request.num_prompt_tokens + num_output - 1)
-    if request.score_prompt and reason != "error":
-        scores = request.scores.slice(1, request.num_prompt_tokens).columns()
     return Completion(
         finish_reason=reason,
         error=request.error,
@@ -23,5 +21,4 @@ def completion_of(request: Request, reason: FinishReason) -> Completion:
         replayed_tokens=request.replayed_tokens,
         topk_ids=None if routes is None else routes.topk_ids,
         topk_weights=None if routes is None else routes.topk_weights,
-        prompt_scores=scores,
     )

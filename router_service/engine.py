@@ -81,6 +81,8 @@ class Engine:
         self._requests: dict[tuple[bytes, str], Request] = {}
         self._by_seq_id: dict[SeqId, Request] = {}
         self._finishing: list[Request] = []
+        self._scoring: list[Request] = []
+        """Those who have not been told the scores of their prompt yet."""
         self._deltas: list[ClientDelta] = []
         self._next_seq_id = 0
         self._next_route_id = 0
@@ -117,6 +119,8 @@ class Engine:
             request.follow(leader)
         self._requests[client, submit.request_id] = request
         self._by_seq_id[request.seq_id] = request
+        if submit.score_prompt:
+            self._scoring.append(request)
         self._scheduler.add(request)
 
     def _seed(self, submit: Submit, leader: Request | None) -> int:
@@ -203,7 +207,8 @@ class Engine:
         self._plans.pump()
         schedule = self._schedule()
         if not schedule.chunks:
-            self._wait(schedule)
+            if not schedule.admitted:
+                self._wait(schedule)
             return
         scheduled = self._clock()
         descriptor = self._build(schedule)
@@ -226,6 +231,9 @@ class Engine:
             self._observer.preempted(request)
         for request in schedule.admitted:
             self._announce(request)
+        for request in schedule.admitted:
+            self._retire_if_done(request)
+        self._complete_finished()
         return schedule
 
     def _announce(self, request: Request) -> None:
@@ -285,7 +293,14 @@ class Engine:
                 self._accept(self._by_seq_id[SeqId(seq_id)], token_id, score)
         for chunk in schedule.chunks:
             self._publisher.publish(chunk.request)
+            self._retire_if_done(chunk.request)
         self._collect_frames()
+
+    def _retire_if_done(self, request: Request) -> None:
+        """A request that generates nothing ends with the last token that it needs."""
+        if request.generates or request.num_uncomputed_tokens or request.finish_reason is not None:
+            return
+        self._retire(request, "length")
 
     def _accept(self, request: Request, token_id: int, score: ScoreColumns) -> None:
         if request.finish_reason is not None:
@@ -325,6 +340,14 @@ class Engine:
             self._publisher.take(frame)
         self._complete_finished()
 
+    def _tell_prompt_scores(self) -> None:
+        """To those whose prompt is scored now."""
+        for request in [r for r in self._scoring if r.was_admitted and r.score_log.is_complete]:
+            self._scoring.remove(request)
+            scores = request.score_log.prompt_columns()
+            delta = OutputDelta(request.request_id, [], None, prompt_scores=scores)
+            self._deltas.append(ClientDelta(request.client, delta))
+
     def _wait(self, schedule: Schedule) -> None:
         if schedule.awaits_plans:
             self._plans.wait(PLAN_POLL_SECONDS)
@@ -348,6 +371,7 @@ class Engine:
         self._complete_finished()
 
     def _complete_finished(self) -> None:
+        self._tell_prompt_scores()
         ready = [r for r in self._finishing if not r.num_pending_frames]
         for request in ready:
             self._finishing.remove(request)
@@ -377,6 +401,8 @@ class Engine:
         request.finish_reason = reason
         if request in self._finishing:
             self._finishing.remove(request)
+        if request in self._scoring:
+            self._scoring.remove(request)
         self._scheduler.remove(request)
         self._publisher.forget(request)
         del self._requests[request.client, request.request_id]

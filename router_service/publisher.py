@@ -70,7 +70,7 @@ class Publisher:
     def record_scores(self, step_id: StepId, rank: Rank, scores: ScoreColumns) -> None:
         """Scores that the next expected chunk of that step and rank asked for."""
         chunk = _arrived(self._scores, step_id, rank)
-        chunk.request.scores.fill(chunk.first_position + 1, scores.stored())
+        chunk.request.score_log.add_prompt(chunk.first_position + 1, scores)
         self._store_scores(chunk.request)
 
     def publish(self, request: Request) -> None:
@@ -112,13 +112,15 @@ class Publisher:
 
     def _store_scores(self, request: Request) -> None:
         """Of blocks that the store has. What came late of earlier tokens goes with what is new."""
-        start = request.num_stored_scores
-        end = min(request.num_published_blocks * self._block_size, request.num_scored_tokens)
+        log, end = request.score_log, request.num_published_blocks * self._block_size
+        if not log.is_complete:
+            end = min(end, log.num_scored_prompt_tokens)
+        start = log.num_stored
         if end <= start or not self._may_offer(request):
             return
         assert request.lease is not None
-        self._store.record_scores(request.lease, start, request.scores.slice(start, end))
-        request.num_stored_scores = end
+        self._store.record_scores(request.lease, start, log.tokens.slice(start, end))
+        log.num_stored = end
 
     def forget(self, request: Request) -> None:
         """A dropped request: frames that still come for it are recorded nowhere."""

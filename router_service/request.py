@@ -15,8 +15,9 @@ import numpy.typing as npt
 from cluster.messages import SamplingParams, Submit
 from cluster.prefix_match import Lease
 from cluster.routes import ExpertRoutes, RouteShape
-from cluster.scores import ScoreColumns, TokenScores
+from cluster.scores import ScoreColumns
 from cluster.types import BlockId, FinishReason, Namespace, Rank, SeqId
+from router_service.score_log import ScoreLog
 
 Int32Array = npt.NDArray[np.int32]
 _KEY_BYTES = 12
@@ -79,8 +80,7 @@ class Request:
         self.sampling: SamplingParams = submit.sampling
         self.return_routes = submit.return_routes
         self.recompute_prompt = submit.recompute_prompt
-        self.score_prompt = submit.score_prompt
-        self.num_top_logprobs = submit.num_top_logprobs
+        self.num_top_logprobs = max(submit.num_top_logprobs, submit.num_prompt_alternatives)
         self.return_scores = submit.return_scores
         self.priority = submit.priority
         self.arrival_seconds = arrival_seconds
@@ -92,10 +92,12 @@ class Request:
         capacity = self.num_prompt_tokens + submit.sampling.max_tokens
         self._tokens = np.empty(capacity, np.int32)
         self._tokens[: self.num_prompt_tokens] = submit.prompt_token_ids
-        self.scores = TokenScores.unknown(capacity)
-        """Of its tokens, as far as known: from the store, or its own."""
-        self.num_stored_scores = 0
-        """Tokens whose scores the store was given, or had."""
+        self.score_log = ScoreLog(
+            self.num_prompt_tokens,
+            capacity,
+            scores_prompt=submit.score_prompt,
+            num_alternatives=submit.num_prompt_alternatives,
+        )
 
         self.home_rank: Rank | None = None
         self.lease: Lease | None = None
@@ -141,8 +143,20 @@ class Request:
         return self.num_tokens - self.num_prompt_tokens
 
     @property
+    def generates(self) -> bool:
+        return self.sampling.max_tokens > 0
+
+    @property
     def num_uncomputed_tokens(self) -> int:
-        return self.num_tokens - self.num_computed_tokens
+        return max(0, self._num_tokens_to_compute - self.num_computed_tokens)
+
+    @property
+    def _num_tokens_to_compute(self) -> int:
+        """All; of a request that generates nothing those from which its last score or its last routes come."""
+        if self.generates:
+            return self.num_tokens
+        needs_routes = self.return_routes and self.num_recorded_tokens < self.num_prompt_tokens - 1
+        return 0 if self.score_log.is_complete and not needs_routes else self.num_prompt_tokens - 1
 
     @property
     def num_recorded_tokens(self) -> int:
@@ -155,24 +169,9 @@ class Request:
             return self.num_tokens
         if self.recompute_prompt:
             return 0
-        scored = self.num_scored_tokens
-        return scored - 1 if scored < self.num_prompt_tokens else self.num_tokens
-
-    @property
-    def num_scored_tokens(self) -> int:
-        """Up to the first prompt token whose score is asked and missing. The very first never has one."""
-        if not self.score_prompt:
+        if self.score_log.is_complete:
             return self.num_tokens
-        missing = np.flatnonzero(~self.scores.known[1 : self.num_prompt_tokens])
-        return int(missing[0]) + 1 if len(missing) else self.num_tokens
-
-    def num_to_score(self, first: int, end: int) -> int:
-        """Of the tokens [first, end), put in: for so many, the first ones, the score of the next token is missing."""
-        if not self.score_prompt:
-            return 0
-        last = min(end, self.num_prompt_tokens - 1)
-        missing = np.flatnonzero(~self.scores.known[first + 1 : last + 1])
-        return int(missing[-1]) + 1 if len(missing) else 0
+        return self.score_log.num_scored_prompt_tokens - 1
 
     @property
     def replays_next(self) -> bool:
@@ -184,11 +183,7 @@ class Request:
     def append_token(self, token_id: int, score: ScoreColumns) -> None:
         """score: of this token alone."""
         self._tokens[self.num_tokens] = token_id
-        self.scores.rows[self.num_tokens] = (
-            score.chosen_logprobs[0],
-            score.top_ids[0],
-            score.top_logprobs[0],
-        )
+        self.score_log.add_output(self.num_tokens, score)
         self.num_tokens += 1
 
     @cached_property

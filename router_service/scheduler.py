@@ -62,7 +62,7 @@ class ScheduledChunk:
             num_tokens,
             replays,
             num_suppressed,
-            request.num_to_score(first, first + num_tokens),
+            request.score_log.num_to_score(first, first + num_tokens),
             fragment_ids,
             unplanned_reason,
         )
@@ -74,7 +74,8 @@ class ScheduledChunk:
 
     @property
     def samples(self) -> bool:
-        return self.first_position + self.num_tokens == self.request.num_tokens
+        end = self.first_position + self.num_tokens
+        return end == self.request.num_tokens and self.request.generates
 
 
 @dataclass(frozen=True)
@@ -197,6 +198,8 @@ class Scheduler:
     def _next_chunk(self, request: Request, budget: _RankBudget) -> ScheduledChunk | None:
         """Up to the end of the routed part, or to the last known token: never across the border. None when the budget
         is spent or the request waits for its plan or for room for it."""
+        if not request.num_uncomputed_tokens:
+            return None
         first = request.num_computed_tokens
         routed = max(0, request.num_recorded_tokens - first)
         if not request.replays_next:
@@ -327,9 +330,11 @@ class Scheduler:
         request.lease = lease
         request.home_rank = rank
         request.add_blocks(block_ids, private=False)
-        if request.score_prompt:
-            request.scores.fill(0, self._store.scores(lease, 0, lease.num_tokens))
-        request.num_stored_scores = min(lease.num_tokens, request.num_scored_tokens)
+        log = request.score_log
+        if log.takes_stored:
+            log.tokens.fill(0, self._store.scores(lease, 0, lease.num_tokens))
+        known = request.num_tokens if log.is_complete else log.num_scored_prompt_tokens
+        log.num_stored = min(lease.num_tokens, known)
         request.num_reused_tokens = num_kv
         request.num_computed_tokens = min(num_kv, request.first_needed_token)
         request.num_published_blocks = len(block_ids)

@@ -11,18 +11,18 @@ def check_submit(submit: Submit, limits: EngineLimits) -> None:
     """Raises RequestError: ids out of range, nothing to generate, or more than a rank can ever hold."""
     _check_prompt(submit, limits.vocab_size)
     num_prompt_tokens, max_tokens = len(submit.prompt_token_ids), submit.sampling.max_tokens
-    if max_tokens < 1:
-        raise RequestError(f"max_tokens is {max_tokens}: ask for at least 1", field="max_tokens")
+    if max_tokens < 0:
+        raise RequestError(f"max_tokens is {max_tokens}: ask for 0 or more", field="max_tokens")
     if any(not 0 <= i < limits.vocab_size for i in submit.sampling.barred_token_ids):
         raise RequestError(
             f"min_tokens bars ids that are not from 0 to {limits.vocab_size - 1}",
             field="stop_token_ids",
         )
-    if not 1 <= submit.num_top_logprobs <= limits.vocab_size:
-        raise RequestError(
-            f"{submit.num_top_logprobs} alternatives asked for: from 1 to {limits.vocab_size}",
-            field="logprobs",
-        )
+    for asked in (submit.num_top_logprobs, submit.num_prompt_alternatives):
+        if not 1 <= asked <= limits.vocab_size:
+            raise RequestError(
+                f"{asked} alternatives asked for: from 1 to {limits.vocab_size}", field="logprobs"
+            )
     needed = -(-(num_prompt_tokens + max_tokens) // limits.block_size)
     if needed > limits.num_kv_blocks:
         raise RequestError(

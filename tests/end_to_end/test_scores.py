@@ -36,8 +36,8 @@ def scored(bench: Bench, prompt: list[int], **sampling: object) -> tuple[list[in
     bench.finish()
     generation = bench.harness.generations[f"r{seq_id}"]
     assert generation.completion is not None
-    assert generation.completion.prompt_scores is not None
-    parts = [generation.completion.prompt_scores, *generation.scores]
+    assert generation.prompt_scores is not None
+    parts = [generation.prompt_scores, *generation.scores]
     return generation.token_ids, np.concatenate([part.stored().rows for part in parts])
 
 
@@ -82,8 +82,8 @@ def test_scores_do_not_depend_on_chunks_and_neighbours(
         generation = bench.harness.generations[f"r{seq_id}"]
         assert generation.token_ids == output
         assert generation.completion is not None
-        assert generation.completion.prompt_scores is not None
-        parts = [generation.completion.prompt_scores, *generation.scores]
+        assert generation.prompt_scores is not None
+        parts = [generation.prompt_scores, *generation.scores]
         together = np.concatenate([part.stored().rows for part in parts])
         assert together.tobytes() == scores.tobytes()
 

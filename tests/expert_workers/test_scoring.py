@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from expert_workers.scoring import joined, score
+from cluster.scores import ScoreColumns
+from expert_workers.scoring import score
 
 
 def make_logits(num_rows: int, vocab: int = 301, seed: int = 0) -> torch.Tensor:
@@ -45,11 +46,11 @@ def test_equal_logits_are_listed_by_rising_id_and_the_first_is_the_top_one() -> 
 def test_a_rows_scores_are_the_same_bytes_alone_and_among_others(vocab: int) -> None:
     logits = make_logits(9, vocab)
     together = score(logits, list(range(9)), [2] * 9)
-    alone = joined([score(logits[row : row + 1], [row], [2]) for row in range(9)])
+    alone = ScoreColumns.joined([score(logits[row : row + 1], [row], [2]) for row in range(9)])
     for name in ("chosen_logprobs", "top_ids", "top_logprobs"):
         assert getattr(together, name).tobytes() == getattr(alone, name).tobytes()
 
 
 def test_no_rows_have_no_scores() -> None:
     assert score(make_logits(0), [], []).num_tokens == 0
-    assert joined([]).num_tokens == 0
+    assert ScoreColumns.joined([]).num_tokens == 0

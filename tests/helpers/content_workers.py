@@ -60,12 +60,14 @@ def score_of(content: bytes, token_id: int) -> tuple[float, int, float]:
     return float(np.float32(chosen)), next_token(content), float(np.float32(top))
 
 
-def columns_of(scores: list[tuple[float, int, float]]) -> ScoreColumns:
+def columns_of(scores: list[tuple[float, int, float]], num_top: int = 1) -> ScoreColumns:
+    """Further alternatives than the first one are the ids after it, each less likely by one."""
+    places = range(num_top)
     return ScoreColumns(
         np.array([chosen for chosen, _, _ in scores], np.float32),
-        np.ones(len(scores), np.int32),
-        np.array([top_id for _, top_id, _ in scores], np.int32),
-        np.array([top for _, _, top in scores], np.float32),
+        np.full(len(scores), num_top, np.int32),
+        np.array([(top_id + i) % VOCAB for _, top_id, _ in scores for i in places], np.int32),
+        np.array([top - i for _, _, top in scores for i in places], np.float32),
     )
 
 
@@ -123,6 +125,7 @@ class ContentWorkers:
         self._frames: deque[tuple[int, LateFrame]] = deque()
         self._calls = 0
         self.sequences: set[tuple[int, int]] = set()
+        self._num_top: dict[tuple[int, int], int] = {}
         self.starts: list[SequenceStart] = []
         """Of all sequences so far."""
 
@@ -130,6 +133,7 @@ class ContentWorkers:
         assert (rank, start.seq_id) not in self.sequences
         self.sequences.add((rank, start.seq_id))
         self.starts.append(start)
+        self._num_top[rank, start.seq_id] = start.num_top_logprobs
 
     def end_sequences(self, rank: Rank, seq_ids: list[int]) -> None:
         for seq_id in seq_ids:
@@ -245,7 +249,9 @@ class ContentWorkers:
             step_id=step_id,
             seq_ids=np.array([seq_id for seq_id, _ in asked], np.int32),
             num_tokens=np.array([len(scores) for _, scores in asked], np.int32),
-            scores=columns_of([score for _, scores in asked for score in scores]),
+            scores=ScoreColumns.joined(
+                [columns_of(scores, self._num_top[rank, seq_id]) for seq_id, scores in asked]
+            ),
         )
         self._frames.append((self._calls + self.frame_delay + 1, frame))
 

@@ -33,6 +33,7 @@ class Generation:
     token_ids: list[int] = field(default_factory=list)
     scores: list[ScoreColumns] = field(default_factory=list)
     """Of each of them."""
+    prompt_scores: ScoreColumns | None = None
     completion: Completion | None = None
 
 
@@ -137,6 +138,9 @@ class EngineHarness:
             generation = self.generations[item.delta.request_id]
             assert generation.completion is None, "a delta after the completion"
             generation.token_ids += item.delta.token_ids
+            if item.delta.prompt_scores is not None:
+                assert generation.prompt_scores is None, "told twice"
+                generation.prompt_scores = item.delta.prompt_scores
             if item.delta.scores is not None:
                 generation.scores += item.delta.scores.split()
             generation.completion = item.delta.completion

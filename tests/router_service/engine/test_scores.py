@@ -2,12 +2,12 @@
 
 import random
 
+import numpy as np
 import pytest
 
-from cluster.messages import Completion
 from tests.helpers.content_engine import assert_undisturbed, make_harness, make_prompt
 from tests.helpers.content_workers import oracle, score_oracle
-from tests.helpers.engines import EngineHarness, Generation
+from tests.helpers.engines import CLIENT, EngineHarness, Generation
 
 
 def scores_of(generation: Generation) -> list[tuple[float, int, float]]:
@@ -16,10 +16,8 @@ def scores_of(generation: Generation) -> list[tuple[float, int, float]]:
 
 
 def prompt_scores(generation: Generation) -> list[tuple[float, int, float]]:
-    completion = generation.completion
-    assert isinstance(completion, Completion)
-    assert completion.prompt_scores is not None
-    rows = completion.prompt_scores.stored().rows
+    assert generation.prompt_scores is not None
+    rows = generation.prompt_scores.stored().rows
     return [
         (float(row["chosen_logprob"]), int(row["top_id"]), float(row["top_logprob"]))
         for row in rows
@@ -98,6 +96,78 @@ def test_generated_tokens_are_scored_for_who_scores_them_as_a_prompt_later() -> 
     assert prompt_scores(second) == expected_scores(follow_up, 1)[:-1]
     assert second.completion.cached_tokens == 27
     assert num_computed(harness, since) == len(follow_up) - 27
+
+
+@pytest.mark.parametrize("frame_delay", [0, 3])
+@pytest.mark.parametrize("length", [1, 2, 4, 5, 9, 33])
+def test_a_prompt_can_be_scored_without_generating_anything(length: int, frame_delay: int) -> None:
+    harness = make_harness(budget=8, frame_delay=frame_delay)
+    prompt = make_prompt(length)
+    for number, part in enumerate((None, None, "kv", "scores", "all")):
+        if part is not None:
+            harness.engine.evict(part)
+        generation = ask(harness, f"r{number}", prompt, 0)
+        assert generation.token_ids == []
+        assert prompt_scores(generation) == expected_scores(prompt, 1)[: length - 1]
+        completion = generation.completion
+        assert completion is not None
+        assert (completion.finish_reason, completion.num_output_tokens) == ("length", 0)
+        np.testing.assert_array_equal(completion.topk_ids, oracle(prompt, 1)[1][: length - 1])
+    harness.store.check_invariants()
+
+
+def test_no_step_runs_for_a_prompt_whose_scores_are_all_stored() -> None:
+    harness = make_harness()
+    prompt = make_prompt(32)
+    ask(harness, "cold", prompt, 1)
+    since = len(harness.engine._workers.steps)
+    harness.submit("again", prompt, 0, score_prompt=True, return_routes=False)
+    harness.run()
+    again = harness.generations["again"]
+    assert prompt_scores(again) == expected_scores(prompt, 1)[:31]
+    assert len(harness.engine._workers.steps) == since
+    assert again.completion.finish_reason == "length"
+
+
+def test_nothing_asked_of_a_prompt_is_answered_without_a_step() -> None:
+    harness = make_harness()
+    harness.submit("nothing", make_prompt(20), 0, return_routes=False)
+    harness.run()
+    assert harness.generations["nothing"].completion.finish_reason == "length"
+    assert harness.engine._workers.steps == []
+
+
+def test_more_alternatives_than_are_stored_are_computed_for_every_token() -> None:
+    harness = make_harness()
+    prompt = make_prompt(33)
+    ask(harness, "cold", prompt, 1)
+    since = len(harness.engine._workers.steps)
+    harness.submit("more", prompt, 0, score_prompt=True, num_prompt_alternatives=3)
+    harness.run()
+    more = harness.generations["more"]
+    assert num_computed(harness, since) == 32
+    assert prompt_scores(more) == expected_scores(prompt, 1)[:32]
+    assert more.prompt_scores.top_lens.tolist() == [3] * 32
+    assert more.completion.cached_tokens == 0
+
+
+def test_prompt_scores_are_told_before_the_completion_and_once() -> None:
+    harness = make_harness(budget=4, frame_delay=2)
+    prompt = make_prompt(13)
+    harness.submit("r", prompt, 6, score_prompt=True)
+    generation = harness.generations["r"]
+    while generation.completion is None:
+        harness.step()
+    assert prompt_scores(generation) == expected_scores(prompt, 6)[:12]
+
+
+def test_a_request_that_is_aborted_while_it_is_scored_is_told_nothing() -> None:
+    harness = make_harness(budget=4, frame_delay=2)
+    harness.submit("r", make_prompt(13), 0, score_prompt=True)
+    harness.step()
+    harness.engine.abort(CLIENT, "r")
+    harness.run()
+    assert harness.generations["r"].prompt_scores is None
 
 
 @pytest.mark.parametrize("frame_delay", [0, 2])
