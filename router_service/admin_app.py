@@ -22,7 +22,7 @@ class AdminApi:
         app = new_application()
         app.add_api_route("/admin/evict", self.evict, methods=["POST"])
         app.add_api_route("/admin/features", self.features, methods=["POST"])
-        app.add_api_route("/admin/status", self.status, methods=["GET"])
+        app.add_api_route("/admin/status", self.status, methods=["GET", "HEAD"])
         return app
 
     async def evict(self, request: Request) -> Response:

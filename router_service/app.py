@@ -67,14 +67,14 @@ class OpenAiApi:
 
     def application(self) -> ASGIApp:
         app = new_application()
-        app.add_api_route("/v1/models", self.models, methods=["GET"])
-        app.add_api_route("/v1/models/{model:path}", self.model, methods=["GET"])
+        app.add_api_route("/v1/models", self.models, methods=["GET", "HEAD"])
+        app.add_api_route("/v1/models/{model:path}", self.model, methods=["GET", "HEAD"])
         app.add_api_route("/v1/completions", self.completions, methods=["POST"])
         app.add_api_route("/v1/chat/completions", self.chat_completions, methods=["POST"])
-        app.add_api_route("/health", self.health, methods=["GET"])
-        app.add_api_route("/health/live", self.live, methods=["GET"])
-        app.add_api_route("/metrics", self.metrics, methods=["GET"])
-        app.add_api_route("/version", self.version, methods=["GET"])
+        app.add_api_route("/health", self.health, methods=["GET", "HEAD"])
+        app.add_api_route("/health/live", self.live, methods=["GET", "HEAD"])
+        app.add_api_route("/metrics", self.metrics, methods=["GET", "HEAD"])
+        app.add_api_route("/version", self.version, methods=["GET", "HEAD"])
         key = self._options.api_key
         return app if key is None else RequireApiKey(app, key)
 

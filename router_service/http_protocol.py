@@ -1,18 +1,121 @@
-"""uvicorn's HTTP/1.1 with JSON also for what never becomes a request: bytes that are not HTTP."""
+"""uvicorn's HTTP/1.1 with JSON also for what never becomes a request, and with bounds on how a request arrives."""
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from asyncio import TimerHandle, Transport
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from cluster.errors import RequestError
-from router_service.openai_errors import error_body, json_response
+from router_service.openai_errors import HeadTooLargeError, SlowRequestError, error_response
+
+MAX_HEAD_BYTES = 64 * 2**10
+"""Of the request line with all headers."""
+MIN_BODY_BYTES_PER_SECOND = 16 * 2**10
+"""Averaged over `receive_seconds`; a body that comes slower is given up (idea: Apache's RequestReadTimeout)."""
 
 
 class JsonErrorProtocol(HttpToolsProtocol):
-    """One parser everywhere (httptools), whatever else is installed. It calls `send_400_response` once and expects the
-    transport to be closed."""
+    """One parser everywhere (httptools), whatever else is installed. Owner of the deadline of the message that is
+    arriving, from the connection or the message's first byte to its last; afterwards uvicorn's own apply."""
+
+    receive_seconds = 30.0
+    """A head must be complete after so long, a body too or at least flow."""
+
+    _deadline: TimerHandle | None = None
+    _head_complete = False
+    """Of the message that is arriving."""
+    _num_received = 0
+    """Bytes since the message began."""
+    _num_in_piece = 0
+    """Bytes of what arrived last, as far as they may be of the next message."""
+    _num_judged = 0
+    """Of those, at the last look."""
+
+    def connection_made(self, transport: Transport) -> None:  # type: ignore[override]  # as uvicorn declares it
+        super().connection_made(transport)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._unwatch()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._num_received += len(data)
+        self._num_in_piece = len(data)
+        super().data_received(data)
+        is_head = self._deadline is not None and not self._head_complete
+        if is_head and self._num_received > MAX_HEAD_BYTES:
+            limit = f"the headers are over the limit of {MAX_HEAD_BYTES} bytes"
+            self._refuse(HeadTooLargeError(limit))
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._head_complete = False
+        self._num_received, self._num_judged = self._num_in_piece, 0
+        self._watch()
+
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        self._head_complete = True
+
+    def on_message_complete(self) -> None:
+        self._unwatch()
+        self._head_complete = False
+        self._num_in_piece = 0
+        super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
-        refused = RequestError(f"{msg} Send HTTP/1.1 with well-formed headers.")
-        answer = json_response(error_body(refused), status=400, headers={"connection": "close"})
-        lines = [b"HTTP/1.1 400 Bad Request", *(b": ".join(pair) for pair in answer.raw_headers)]
-        self.transport.write(b"\r\n".join([*lines, b"", bytes(answer.body)]))
+        """uvicorn calls it once and expects the transport to be closed."""
+        self._refuse(RequestError(f"{msg} Send HTTP/1.1 with well-formed headers."))
+
+    def _watch(self) -> None:
+        if self._deadline is None:
+            self._deadline = self.loop.call_later(self.receive_seconds, self._judge)
+
+    def _unwatch(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _judge(self) -> None:
+        """The message has had `receive_seconds` since the last look."""
+        self._deadline = None
+        num_new, self._num_judged = self._num_received - self._num_judged, self._num_received
+        flows = self._head_complete and num_new >= MIN_BODY_BYTES_PER_SECOND * self.receive_seconds
+        if flows or self.flow.read_paused or self._owes_an_answer:
+            self._watch()
+            return
+        self._refuse(
+            SlowRequestError(
+                f"the request did not arrive: its headers have {self.receive_seconds:g} s, its body "
+                f"must come at {MIN_BODY_BYTES_PER_SECOND} bytes per second"
+            )
+        )
+
+    @property
+    def _owes_an_answer(self) -> bool:
+        """To a request that has arrived, while a part of the next one is there already."""
+        return self.cycle is not None and not (self.cycle.response_complete or self.cycle.more_body)
+
+    @property
+    def _is_answered(self) -> bool:
+        if self.cycle is None or not self.cycle.response_started:
+            return False
+        return self._head_complete or not self.cycle.response_complete
+
+    def _refuse(self, error: RequestError) -> None:
+        """Closes the connection, with the answer unless this message has one or another one is being sent."""
+        self._unwatch()
+        if not self._is_answered:
+            answer = error_response(error)
+            answer.headers["connection"] = "close"
+            head = [
+                STATUS_LINE[answer.status_code],
+                *map(b"%b: %b\r\n".__mod__, answer.raw_headers),
+            ]
+            self.transport.write(b"".join([*head, b"\r\n", bytes(answer.body)]))
         self.transport.close()
+
+
+def protocol_with_deadline(receive_seconds: float) -> type[JsonErrorProtocol]:
+    """uvicorn makes the instances, so the deadline is the class's."""
+    return type("Protocol", (JsonErrorProtocol,), {"receive_seconds": receive_seconds})

@@ -20,7 +20,7 @@ from cluster.log import logger
 from router_service.admin_app import AdminApi
 from router_service.app import ApiOptions, OpenAiApi
 from router_service.engine_client import EngineClient
-from router_service.http_protocol import JsonErrorProtocol
+from router_service.http_protocol import JsonErrorProtocol, protocol_with_deadline
 from router_service.model_text import load_model_text
 from router_service.request_admission import RequestAdmission, ServedModel
 
@@ -47,6 +47,8 @@ class HttpServerOptions:
     api_key: str | None = field(default=None, repr=False)
     silence_seconds: float = 120.0
     """With requests open, the engine counts as lost after this long without a word."""
+    receive_seconds: float = JsonErrorProtocol.receive_seconds
+    """See there."""
     shares_ports: bool = False
     """Other processes of the same user may listen on both ports too; each gets a part of the connections."""
 
@@ -151,7 +153,7 @@ class HttpServer:
         try:
             client.start()
             listeners = [
-                await _listen(app, bound)
+                await _listen(app, bound, options.receive_seconds)
                 for app, bound in zip(
                     self._applications(client, admission), self._sockets, strict=True
                 )
@@ -192,11 +194,11 @@ class _Listener:
     ticks: "asyncio.Task[None]"
 
 
-async def _listen(app: ASGIApp, bound: socket.socket) -> _Listener:
+async def _listen(app: ASGIApp, bound: socket.socket, receive_seconds: float) -> _Listener:
     """The parts of uvicorn.Server.serve without its signal handlers, so that it may run in any thread."""
     config = uvicorn.Config(
         app,
-        http=JsonErrorProtocol,
+        http=protocol_with_deadline(receive_seconds),
         lifespan="off",
         log_config=None,
         access_log=False,

@@ -33,6 +33,14 @@ class BodyTooLargeError(RequestError):
     """The body is over the configured limit (HTTP 413)."""
 
 
+class SlowRequestError(RequestError):
+    """The request did not arrive in time (HTTP 408)."""
+
+
+class HeadTooLargeError(RequestError):
+    """The request's headers are over the limit (HTTP 431)."""
+
+
 class ApiKeyError(RequestError):
     """The API key is missing or wrong (HTTP 401)."""
 
@@ -55,6 +63,8 @@ class _Kind:
 _KINDS: Mapping[type[Exception], _Kind] = {
     ContextLengthError: _Kind(400, "invalid_request_error", "context_length_exceeded"),
     BodyTooLargeError: _Kind(413, "invalid_request_error", "request_too_large"),
+    SlowRequestError: _Kind(408, "invalid_request_error", "request_timeout"),
+    HeadTooLargeError: _Kind(431, "invalid_request_error", "headers_too_large"),
     ApiKeyError: _Kind(401, "invalid_request_error", "invalid_api_key"),
     NoSuchRouteError: _Kind(404, "invalid_request_error", "not_found"),
     MethodError: _Kind(405, "invalid_request_error", "method_not_allowed"),

@@ -80,6 +80,18 @@ def test_unknown_paths_and_wrong_methods_are_json_errors(
     assert_serves(client)
 
 
+@pytest.mark.parametrize(
+    "path", ["/v1/models", f"/v1/models/{MODEL}", "/health", "/health/live", "/metrics", "/version"]
+)
+def test_head_answers_what_get_does_but_the_body(path: str, client: httpx.Client) -> None:
+    head, get = client.head(path), client.get(path)
+    assert (head.status_code, head.content) == (200, b"")
+    for name in ("content-type", "content-length"):
+        assert head.headers[name] == get.headers[name]
+    assert client.head("/v1/models/nope").status_code == 404
+    assert client.head(COMPLETIONS).status_code == 405
+
+
 def test_health_is_ready_while_the_engine_says_so(client: httpx.Client) -> None:
     response = client.get("/health")
     assert (response.status_code, response.json()) == (200, {"status": "ready"})
