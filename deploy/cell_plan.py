@@ -26,6 +26,8 @@ class CellPlan:
     max_model_len: int
     route_budget_bytes: int
     score_budget_bytes: int
+    plan_budget_bytes: int
+    """Compiled plan fragments that a rank keeps, at most."""
     checkpoint_bytes: int
     weight_bytes_per_rank: int
     """Replicated weights and the rank's experts, as they are held (every rank has as many experts)."""
@@ -55,6 +57,10 @@ class CellPlan:
     @property
     def kv_bytes_per_block(self) -> int:
         return self.block_size * self.kv_bytes_per_token
+
+    @property
+    def kv_bytes_per_rank(self) -> int:
+        return self.num_kv_blocks * self.kv_bytes_per_block
 
     @property
     def num_kv_tokens(self) -> int:

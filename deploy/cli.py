@@ -4,7 +4,7 @@ import argparse
 import sys
 from importlib.metadata import version
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from cluster.config import Config, load_config, parse_set
 from cluster.errors import ConfigError, PointsmanError
@@ -82,12 +82,16 @@ def _add_check(commands: "argparse._SubParsersAction[_Parser]") -> None:
     check = commands.add_parser(
         "check",
         help=text,
-        description=f"{text[0].upper()}{text[1:]}. Exit code 2 if it cannot be served.",
+        description=f"{text[0].upper()}{text[1:]}. A directory with a config.json alone will do for all sizes. "
+        "Exit code 2 if the model cannot be served; a host that is too small for it is only told.",
         usage="pointsman check [MODEL_DIR] [FLAG ...]",
         allow_abbrev=False,
     )
     check.add_argument(
-        "model_dir", nargs="?", metavar="MODEL_DIR", help="checkpoint (default: the demo model)"
+        "model_dir",
+        nargs="?",
+        metavar="MODEL_DIR",
+        help="as --model: checkpoint (default: the demo model)",
     )
     check.add_argument(
         "--json", type=Path, metavar="FILE", help="also write it as JSON (overwrites)"
@@ -174,22 +178,39 @@ def _add_counts(parser: argparse.ArgumentParser, *flags: tuple[str, int, str]) -
 
 
 def _config(parsed: argparse.Namespace) -> Config:
-    overrides = dict(parse_set(assignment) for assignment in parsed.set) | given(parsed)
-    if getattr(parsed, "model_dir", None):
-        overrides["model.dir"] = parsed.model_dir
-    return load_config(parsed.config, overrides)
+    flags = given(parsed)
+    model_dir = getattr(parsed, "model_dir", None)
+    if model_dir is not None:
+        if "model.dir" in flags:
+            raise ConfigError(
+                f"MODEL_DIR {model_dir} and --model {flags['model.dir']} are one setting: give one"
+            )
+        flags["model.dir"] = model_dir
+    _check_given(flags)
+    settings = dict(parse_set(assignment) for assignment in parsed.set)
+    return load_config(parsed.config, settings | flags)
+
+
+def _check_given(flags: dict[str, Any]) -> None:
+    """Refuses a flag whose value stands for "not given" in the settings: it would be ignored."""
+    names = {flag.path: flag.name for flags in SERVE_GROUPS.values() for flag in flags}
+    for path, value in flags.items():
+        if isinstance(value, str) and not value.strip():
+            raise ConfigError(f"{names[path]} is empty: give a value, or leave the flag out")
+        section, key = path.split(".")
+        if value == 0 and getattr(getattr(Config(), section), key) == 0:
+            raise ConfigError(f"{names[path]} 0: give at least 1, or leave the flag out")
 
 
 def _check(config: Config, json_file: Path | None) -> int:
-    from deploy.check import describe, table
-    from deploy.planning import plan_cell  # imports torch: two seconds that --help must not cost
+    from deploy.check import describe, table  # imports torch: two seconds that --help must not cost
+    from deploy.planning import preview_cell
 
     check_writable(json_file)
-    plan = plan_cell(config)
-    _warn(plan)
-    description = describe(plan)
-    print(table(description))
-    write_json(description, json_file)
+    preview = preview_cell(config)
+    _warn(preview.plan)
+    print(table(preview))
+    write_json(describe(preview), json_file)
     return 0
 
 

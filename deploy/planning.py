@@ -1,19 +1,32 @@
 """From settings and a checkpoint to a CellPlan. Reads headers, no weights; starts nothing."""
 
+import os
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 from cluster.config import Config, parse_size
-from cluster.errors import ConfigError
+from cluster.errors import CheckpointError, ConfigError
 from cluster.model_config.read import read_model_spec
 from cluster.model_spec import ComputeDtype, ModelSpec
 from cluster.placement import ExpertPlacement
 from cluster.types import DispatchMode, ExchangeKind, Rank
 from deploy.api_key import read_api_key
 from deploy.cell_plan import CellPlan
-from expert_workers.device import HostDevices, choose_compute_dtype, detect_devices
-from expert_workers.model.checkpoint import check_checkpoint
+from deploy.host_fit import Host, shortfalls
+from expert_workers.device import (
+    HostDevices,
+    choose_compute_dtype,
+    detect_devices,
+    gpu_memory_bytes,
+)
+from expert_workers.model.checkpoint import (
+    TensorEntry,
+    check_checkpoint,
+    described_tensors,
+    weight_files,
+)
 from expert_workers.model.weights import weight_share
 from router_service.model_text import load_model_text
 
@@ -21,28 +34,100 @@ DEMO_MODEL = Path(__file__).parent / "demo_model"
 DEFAULT_CPU_RANKS = 4
 
 
+@dataclass(frozen=True)
+class FoundModel:
+    """A model directory as far as it goes. Without weights, `tensors` are those that its config asks for."""
+
+    model_dir: Path
+    spec: ModelSpec
+    tensors: dict[str, TensorEntry]
+    has_weights: bool
+    has_tokenizer: bool
+    warning: str | None
+    """What its generation config asks for and does not get."""
+
+
+@dataclass(frozen=True)
+class CellPreview:
+    """A cell that may not be servable here: what its model directory holds, and what this host lacks."""
+
+    plan: CellPlan
+    model: FoundModel
+    shortfalls: tuple[str, ...]
+
+
 def plan_cell(config: Config) -> CellPlan:
-    """Raises ConfigError (CheckpointError for the model): file or flag, value, what is supported."""
-    model_dir = Path(config.model.dir) if config.model.dir else DEMO_MODEL
+    """A cell that can be started here.
+
+    Raises ConfigError (CheckpointError for the model): file or flag, value, what is supported.
+    """
+    devices = detect_devices()
+    plan = _plan(config, _whole_model(_model_dir(config)), devices)
+    host = Host(psutil.virtual_memory().total, devices.count, gpu_memory_bytes=None)
+    for shortfall in shortfalls(plan, host):
+        raise ConfigError(shortfall)
+    return plan
+
+
+def preview_cell(config: Config) -> CellPreview:
+    """What a cell would be, also of a config.json alone or where this host is too small.
+
+    Raises ConfigError as `plan_cell` does for all else.
+    """
+    devices = detect_devices()
+    model_dir = _model_dir(config)
+    model = _whole_model(model_dir) if weight_files(model_dir) else _config_alone(model_dir)
+    plan = _plan(config, model, devices)
+    host = Host(psutil.virtual_memory().total, devices.count, gpu_memory_bytes(devices))
+    return CellPreview(plan, model, shortfalls(plan, host))
+
+
+def _model_dir(config: Config) -> Path:
+    if not config.model.dir:
+        return DEMO_MODEL
+    if not os.path.isdir(config.model.dir):  # Path.is_dir raises for a name that is too long
+        raise CheckpointError(
+            f"{config.model.dir}: no such directory; a model is a local directory with a checkpoint, "
+            "none is downloaded"
+        )
+    return Path(config.model.dir)
+
+
+def _whole_model(model_dir: Path) -> FoundModel:
     spec = read_model_spec(model_dir)
     tensors = check_checkpoint(model_dir, spec)
-    text = load_model_text(model_dir, spec.vocab_size)
+    warning = load_model_text(model_dir, spec.vocab_size).defaults.warning
+    return FoundModel(
+        model_dir, spec, tensors, has_weights=True, has_tokenizer=True, warning=warning
+    )
+
+
+def _config_alone(model_dir: Path) -> FoundModel:
+    """Without weights; with or without a tokenizer."""
+    spec = read_model_spec(model_dir)
+    has_tokenizer = (model_dir / "tokenizer.json").exists()
+    warning = (
+        load_model_text(model_dir, spec.vocab_size).defaults.warning if has_tokenizer else None
+    )
+    tensors = described_tensors(model_dir, spec)
+    return FoundModel(
+        model_dir, spec, tensors, has_weights=False, has_tokenizer=has_tokenizer, warning=warning
+    )
+
+
+def _plan(config: Config, model: FoundModel, devices: HostDevices) -> CellPlan:
+    spec, uses_gpus = model.spec, devices.kind == "cuda"
     read_api_key(config.http.api_key_file)
-    devices = detect_devices()
     ep_size = config.cell.ep_size or devices.count or DEFAULT_CPU_RANKS
     placement = ExpertPlacement.contiguous(spec.gate.num_experts, ep_size)
-    uses_gpus = _uses_gpus(devices, ep_size)
     dtype = choose_compute_dtype(
         config.model.dtype, spec, devices.kind, deterministic=config.cell.deterministic
     )
-    share = weight_share(tensors, placement.local_experts(Rank(0)), dtype)
+    share = weight_share(model.tensors, placement.local_experts(Rank(0)), dtype)
     num_kv_blocks = _num_kv_blocks(config, spec, dtype)
-    if not uses_gpus:
-        kv_bytes = num_kv_blocks * config.store.block_size * spec.kv_bytes_per_token(dtype)
-        _check_host_memory(kv_bytes, ep_size)
     return CellPlan(
-        model_dir=model_dir.resolve(),
-        served_model_name=config.model.served_name or _default_name(model_dir),
+        model_dir=model.model_dir.resolve(),
+        served_model_name=config.model.served_name or _default_name(model.model_dir),
         spec=spec,
         dtype=dtype,
         ep_size=ep_size,
@@ -55,11 +140,10 @@ def plan_cell(config: Config) -> CellPlan:
         max_model_len=_max_model_len(config, spec, num_kv_blocks),
         route_budget_bytes=_route_budget(config, spec, ep_size * num_kv_blocks),
         score_budget_bytes=parse_size(config.store.score_memory),
+        plan_budget_bytes=parse_size(config.store.plan_memory),
         exchange_timeout_seconds=config.cell.exchange_timeout_seconds,
-        warnings=tuple(
-            filter(None, (text.defaults.warning, _cut_context(config, spec, num_kv_blocks)))
-        ),
-        checkpoint_bytes=sum(entry.num_bytes for entry in tensors.values()),
+        warnings=tuple(filter(None, (model.warning, _cut_context(config, spec, num_kv_blocks)))),
+        checkpoint_bytes=sum(entry.num_bytes for entry in model.tensors.values()),
         weight_bytes_per_rank=share.replicated_bytes + share.expert_bytes,
         expert_bytes_per_rank=share.expert_bytes,
     )
@@ -67,16 +151,6 @@ def plan_cell(config: Config) -> CellPlan:
 
 def _default_name(model_dir: Path) -> str:
     return "minnow" if model_dir == DEMO_MODEL else model_dir.resolve().name
-
-
-def _uses_gpus(devices: HostDevices, ep_size: int) -> bool:
-    """A cell is all GPU or all CPU."""
-    if devices.kind == "cuda" and ep_size > devices.count:
-        raise ConfigError(
-            f"--ep-size {ep_size} needs as many GPUs, this host has {devices.count}; "
-            "CUDA_VISIBLE_DEVICES= (empty) serves on the CPU"
-        )
-    return devices.kind == "cuda"
 
 
 def _dispatch(config: Config, ep_size: int) -> DispatchMode:
@@ -102,19 +176,10 @@ def _num_kv_blocks(config: Config, spec: ModelSpec, dtype: ComputeDtype) -> int:
     num_blocks = parse_size(config.store.kv_memory) // block_bytes
     if num_blocks < 1:
         raise ConfigError(
-            f"--kv-memory {config.store.kv_memory} holds no block: one takes {block_bytes} bytes"
+            f"--kv-memory {config.store.kv_memory} holds no block: one takes {block_bytes} bytes; "
+            "raise it"
         )
     return num_blocks
-
-
-def _check_host_memory(kv_bytes: int, ep_size: int) -> None:
-    """Refuses now what would start and then be killed by the kernel."""
-    total = psutil.virtual_memory().total
-    if ep_size * kv_bytes > total:
-        raise ConfigError(
-            f"{ep_size} ranks with KV pools of {kv_bytes} bytes each exceed this host's memory "
-            f"({total} bytes): lower --kv-memory or --num-kv-blocks"
-        )
 
 
 def _max_model_len(config: Config, spec: ModelSpec, num_kv_blocks: int) -> int:
@@ -123,7 +188,8 @@ def _max_model_len(config: Config, spec: ModelSpec, num_kv_blocks: int) -> int:
     asked = config.model.max_len
     if asked > spec.max_position_embeddings:
         raise ConfigError(
-            f"--max-model-len {asked} exceeds the model's {spec.max_position_embeddings} positions"
+            f"--max-model-len {asked} exceeds the model's {spec.max_position_embeddings} positions; "
+            "lower it"
         )
     if asked > capacity:
         raise ConfigError(

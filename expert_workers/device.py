@@ -31,6 +31,15 @@ def detect_devices() -> HostDevices:
     return HostDevices("cuda", count) if count else HostDevices("cpu", 0)
 
 
+def gpu_memory_bytes(devices: HostDevices) -> int | None:
+    """Of the smallest visible GPU, None without one. Opens the GPUs in this process."""
+    if devices.kind == "cpu":
+        return None
+    return min(
+        int(torch.cuda.get_device_properties(index).total_memory) for index in range(devices.count)
+    )
+
+
 def rank_device(devices: HostDevices, local_rank: int = 0) -> torch.device:
     """The device of the `local_rank`-th rank among those that see the same GPUs.
 

@@ -19,7 +19,13 @@ SUPPORTED_DTYPES = {"BF16": 2, "F16": 2, "F32": 4}
 """safetensors dtype names and bytes per value."""
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+_OTHER_WEIGHTS = ("*.bin", "*.bin.index.json", "*.pt", "*.pth", "*.ckpt", "*.gguf", "*.h5")
 _MAX_HEADER_BYTES = 100 * 2**20  # the limit of the safetensors library itself
+_UNREADABLE = (
+    *(ValueError, KeyError, TypeError, AttributeError, IndexError),
+    *(struct.error, RecursionError),
+)
+"""What a file can raise that is not what it should be."""
 
 
 _STACKS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
@@ -63,7 +69,8 @@ def check_checkpoint(model_dir: Path, spec: ModelSpec) -> dict[str, TensorEntry]
         entry = present.get(name)
         if entry is None:
             raise CheckpointError(
-                f"{model_dir}: tensor {name} {list(shape)} is missing; config.json asks for it"
+                f"{model_dir}: tensor {name} {list(shape)} is missing, config.json asks for it; "
+                "the two must be of one model"
             )
         _check_entry(name, entry, shape)
         needed[name] = entry
@@ -103,7 +110,7 @@ def _check_entry(name: str, entry: TensorEntry, shape: tuple[int, ...]) -> None:
     if entry.dtype not in SUPPORTED_DTYPES:
         raise CheckpointError(
             f"{entry.file}: tensor {name} has dtype {entry.dtype}, supported: "
-            f"{', '.join(SUPPORTED_DTYPES)}"
+            f"{', '.join(SUPPORTED_DTYPES)}; convert the checkpoint"
         )
 
 
@@ -114,12 +121,31 @@ def read_tensor_entries(model_dir: Path) -> dict[str, TensorEntry]:
         return _read_sharded(model_dir, index_file)
     if single_file.is_file():
         return _read_header(single_file)
-    pickled = sorted(path.name for path in model_dir.glob("pytorch_model*"))
-    if pickled:
+    others = weight_files(model_dir)
+    if others and not others[0].name.endswith(".safetensors"):
         raise CheckpointError(
-            f"{model_dir / pickled[0]}: pickled weights are not loaded; convert them to safetensors"
+            f"{others[0]}: pickled weights are not loaded, nor any but safetensors; convert them"
         )
-    raise CheckpointError(f"{model_dir}: holds neither {SINGLE_FILE} nor {INDEX_FILE}")
+    raise CheckpointError(
+        f"{model_dir}: holds neither {SINGLE_FILE} nor {INDEX_FILE}; weights must lie in safetensors "
+        "files, several of them with their index"
+    )
+
+
+def weight_files(model_dir: Path) -> list[Path]:
+    """Files that hold weights or list them, of any kind, safetensors first; none: the directory is a config alone."""
+    return [
+        file
+        for pattern in ("*.safetensors", INDEX_FILE, *_OTHER_WEIGHTS)
+        for file in sorted(model_dir.glob(pattern))
+    ]
+
+
+def described_tensors(model_dir: Path, spec: ModelSpec) -> dict[str, TensorEntry]:
+    """The tensors that a checkpoint of this config would have, by name, all in the config's dtype. Reads nothing."""
+    dtype = "F32" if spec.checkpoint_dtype == "float32" else "BF16"
+    file = model_dir / SINGLE_FILE
+    return {name: TensorEntry(file, dtype, shape) for name, shape in tensor_shapes(spec)}
 
 
 def _read_sharded(model_dir: Path, index_file: Path) -> dict[str, TensorEntry]:
@@ -128,20 +154,23 @@ def _read_sharded(model_dir: Path, index_file: Path) -> dict[str, TensorEntry]:
         shards = {str(name): str(shard) for name, shard in weight_map.items()}
     except OSError as error:
         raise CheckpointError(f"{index_file}: cannot be read: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except _UNREADABLE as error:
         raise CheckpointError(f"{index_file}: holds no readable weight_map: {error!r}") from error
     headers = {}
     for shard in sorted(set(shards.values())):
         if Path(shard).name != shard:
             raise CheckpointError(f"{index_file}: shard {shard!r} is not a plain file name")
         if not (model_dir / shard).is_file():
-            raise CheckpointError(f"{index_file}: shard {shard} is missing in {model_dir}")
+            raise CheckpointError(
+                f"{index_file}: shard {shard} is missing in {model_dir}; fetch it"
+            )
         headers[shard] = _read_header(model_dir / shard)
     entries = {}
     for name, shard in shards.items():
         if name not in headers[shard]:
             raise CheckpointError(
-                f"{model_dir / shard}: tensor {name} is missing, the index promises it"
+                f"{model_dir / shard}: tensor {name} is missing, the index promises it; fetch shard "
+                "and index again"
             )
         entries[name] = headers[shard][name]
     return entries
@@ -156,17 +185,39 @@ def _read_header(file: Path) -> dict[str, TensorEntry]:
                 raise ValueError(f"header of {header_bytes} bytes")
             header: dict[str, Any] = json.loads(stream.read(header_bytes))
         header.pop("__metadata__", None)
-        data_bytes = file.stat().st_size - 8 - header_bytes
-        if any(int(entry["data_offsets"][1]) > data_bytes for entry in header.values()):
-            raise ValueError(f"cut short: {data_bytes} bytes of data are not all that it declares")
-        return {
+        entries = {
             name: TensorEntry(file, str(entry["dtype"]), tuple(map(int, entry["shape"])))
             for name, entry in header.items()
         }
+        spans = {name: tuple(map(int, entry["data_offsets"])) for name, entry in header.items()}
+        _check_spans(entries, spans, data_bytes=file.stat().st_size - 8 - header_bytes)
+        return entries
     except OSError as error:
         raise CheckpointError(f"{file}: cannot be read: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, struct.error) as error:
-        raise CheckpointError(f"{file}: not a whole safetensors file: {error}") from error
+    except _UNREADABLE as error:
+        raise CheckpointError(
+            f"{file}: not a whole safetensors file: {error}; fetch it again"
+        ) from error
+
+
+def _check_spans(
+    entries: dict[str, TensorEntry], spans: dict[str, tuple[int, ...]], *, data_bytes: int
+) -> None:
+    """Tensors lie one behind the other and fill the file, each as long as its shape and dtype say: what the safetensors
+    library asks for when it opens a file. Raises ValueError."""
+    declared = max((end for _, end in spans.values()), default=0)
+    if declared != data_bytes:
+        raise ValueError(f"{data_bytes} bytes of data where its header declares {declared}")
+    last = 0
+    for name, (start, end) in sorted(spans.items(), key=lambda item: item[1]):
+        entry = entries[name]
+        if start != last:
+            raise ValueError(f"tensor {name} starts at byte {start}, the one before ends at {last}")
+        if entry.dtype in SUPPORTED_DTYPES and end - start != entry.num_bytes:
+            raise ValueError(
+                f"tensor {name} has {end - start} bytes, its shape and dtype need {entry.num_bytes}"
+            )
+        last = end
 
 
 def tensor_shapes(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -6,10 +6,17 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError, safe_open
 
 from cluster.errors import CheckpointError
 from cluster.model_config.read import read_model_spec
-from expert_workers.model.checkpoint import INDEX_FILE, SINGLE_FILE, check_checkpoint
+from expert_workers.model.checkpoint import (
+    INDEX_FILE,
+    SINGLE_FILE,
+    check_checkpoint,
+    described_tensors,
+    weight_files,
+)
 from tests.helpers.tiny_checkpoints import (
     DEMO_MODEL_DIR,
     SHAPE_VARIANTS,
@@ -163,6 +170,35 @@ def test_file_cut_short_is_named(tmp_path: Path, num_bytes: int) -> None:
     file.write_bytes(file.read_bytes()[:num_bytes])
     with pytest.raises(CheckpointError, match=rf"{SINGLE_FILE}: not a whole safetensors file"):
         check(tmp_path)
+
+
+def test_file_with_bytes_that_no_tensor_claims_is_refused(tmp_path: Path) -> None:
+    """The safetensors library does not open it either."""
+    file = write_checkpoint(tmp_path) / SINGLE_FILE
+    file.write_bytes(file.read_bytes() + b"more")
+    with pytest.raises(CheckpointError, match=r"bytes of data where its header declares"):
+        check(tmp_path)
+
+
+@pytest.mark.parametrize("changes", [{"shape": [15, 64]}, {"data_offsets": [0, 4096]}])
+def test_tensor_that_does_not_lie_where_it_should_is_refused(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    file = write_checkpoint(tmp_path) / SINGLE_FILE
+    rewrite_header(file, GATE, **changes)
+    with pytest.raises(CheckpointError, match=r"not a whole safetensors file: tensor .* byte"):
+        check(tmp_path)
+    with pytest.raises(SafetensorError):
+        safe_open(file, framework="pt").__enter__()
+
+
+def test_a_config_alone_describes_the_tensors_of_its_checkpoint(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path)
+    found = {name: (e.shape, e.dtype) for name, e in check(tmp_path).items()}
+    (tmp_path / SINGLE_FILE).unlink()
+    described = described_tensors(tmp_path, read_model_spec(tmp_path))
+    assert {name: (e.shape, e.dtype) for name, e in described.items()} == found
+    assert weight_files(tmp_path) == []
 
 
 def test_pickled_weights_are_refused(tmp_path: Path) -> None:
