@@ -6,6 +6,8 @@ Three conversations:
   engine       <-> expert worker    ToWorker / ToEngineFromWorker; route frames come on a second socket
 """
 
+from typing import Annotated
+
 import msgspec
 import numpy as np
 
@@ -42,7 +44,7 @@ class SamplingParams(msgspec.Struct, frozen=True):
 # HTTP server -> engine
 
 
-class Submit(msgspec.Struct, frozen=True, tag=True):
+class Submit(msgspec.Struct, frozen=True):
     """A validated request. Prompt ids are in range, the prompt fits the context with `max_tokens`."""
 
     request_id: str
@@ -65,6 +67,12 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     """request_id of choice 0, submitted before: this one takes its seed and, once known, the routes of its prompt."""
     priority: int = 0
     """Lower goes first, in the queue and when blocks run out; first come, first served among equals."""
+
+
+class SubmitAll(msgspec.Struct, frozen=True, tag=True):
+    """What one client asks for at once, its choices and prompts: all are taken or all refused."""
+
+    submits: Annotated[list[Submit], msgspec.Meta(min_length=1)]
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
@@ -116,7 +124,7 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
 
 
 ToEngine = (
-    Submit
+    SubmitAll
     | Abort
     | Finish
     | MetricsQuery
@@ -164,12 +172,15 @@ class OutputBatch(msgspec.Struct, frozen=True, tag=True):
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
-    """A submit that the engine did not take: queue bound reached, it can never fit, or the cell cannot run steps."""
+    """Submits that the engine did not take: queue bound reached, one can never fit, or the cell cannot run steps."""
 
     request_id: str
+    """Of the first of them."""
     kind: str
     """"overloaded", "invalid" or "unavailable"."""
     reason: str
+    field: str | None
+    """Of the API, where one is to blame."""
 
 
 class MetricsText(msgspec.Struct, frozen=True, tag=True):

@@ -90,19 +90,25 @@ class Engine:
 
     # --- from HTTP servers, between steps
 
-    def submit(self, client: bytes, submit: Submit) -> None:
-        """Raises OverloadedError or RequestError; nothing is kept then."""
-        check_submit(submit, self._limits)
-        if (client, submit.request_id) in self._requests:
-            raise RequestError(
-                f"request_id {submit.request_id!r} is in use: give every request an id of its own",
-                field="request_id",
-            )
-        if not self._scheduler.has_room():
+    def submit(self, client: bytes, *submits: Submit) -> None:
+        """All, or none when it raises OverloadedError or RequestError."""
+        ids = [submit.request_id for submit in submits]
+        for number, submit in enumerate(submits):
+            check_submit(submit, self._limits)
+            if (client, submit.request_id) in self._requests or submit.request_id in ids[:number]:
+                raise RequestError(
+                    f"request_id {submit.request_id!r} is in use: give every request an id of its own",
+                    field="request_id",
+                )
+        if not self._scheduler.has_room(len(submits)):
             raise OverloadedError(
-                f"{len(self._scheduler.waiting)} requests are waiting, which is the bound "
-                "(scheduler.max_num_waiting); try again later"
+                f"{len(self._scheduler.waiting)} requests are waiting and {len(submits)} would come; the "
+                f"bound is {self._scheduler.max_num_waiting} (scheduler.max_num_waiting); try again later"
             )
+        for submit in submits:
+            self._add(client, submit)
+
+    def _add(self, client: bytes, submit: Submit) -> None:
         leader = self._requests.get((client, submit.leader_id)) if submit.leader_id else None
         request = Request(
             submit,

@@ -37,19 +37,16 @@ from cluster.messages import (
     Refused,
     StatusQuery,
     Submit,
+    SubmitAll,
     ToEngine,
     ToHttpServer,
 )
 from cluster.types import EvictTarget
 from cluster.wire import Decoder, encode
 
-_Outcome = OutputDelta | PointsmanError
+_Outcome = OutputDelta | Refused | PointsmanError
 _Answer = MetricsText | CellStatus | EvictReport | FeaturesReport
-_REFUSALS: dict[str, type[PointsmanError]] = {
-    "overloaded": OverloadedError,
-    "invalid": RequestError,
-    "unavailable": CellError,
-}
+_REFUSALS: dict[str, type[RequestError]] = {"overloaded": OverloadedError, "invalid": RequestError}
 A = TypeVar("A", MetricsText, CellStatus, EvictReport, FeaturesReport)
 T = TypeVar("T")
 
@@ -112,7 +109,8 @@ class EngineClient:
         self._context.term()
 
     async def generate(self, submits: Sequence[Submit]) -> AsyncGenerator[OutputDelta, None]:
-        """Deltas of all these requests in the order they are made, until each has its completion.
+        """Deltas of all these requests in the order they are made, until each has its completion. The engine takes
+        all of them or none; a leader comes before those who follow it.
 
         Close the generator when leaving early (contextlib.aclosing): what has no completion yet is aborted.
         Raises OverloadedError, RequestError, CellError, DeadlineError.
@@ -123,12 +121,14 @@ class EngineClient:
         self._outputs.update(dict.fromkeys(open_ids, outcomes))
         self._watch_silence()
         try:
-            for submit in submits:
-                await self._send(submit)
+            await self._send(SubmitAll(list(submits)))
             while open_ids:
                 outcome = await outcomes.get()
                 if isinstance(outcome, PointsmanError):
                     raise outcome
+                if isinstance(outcome, Refused):
+                    open_ids.clear()
+                    raise _refusal(outcome)
                 if outcome.completion is not None:
                     open_ids.discard(outcome.request_id)
                 yield outcome
@@ -218,8 +218,8 @@ class EngineClient:
             case OutputBatch(deltas):
                 for delta in deltas:
                     self._put(delta.request_id, delta)
-            case Refused(request_id, kind, reason):
-                self._put(request_id, _REFUSALS.get(kind, CellError)(reason))
+            case Refused(request_id):
+                self._put(request_id, message)
             case MetricsText() | CellStatus() | EvictReport() | FeaturesReport():
                 answer = self._queries.get(message.query_id)
                 if answer is not None and not answer.done():
@@ -253,6 +253,11 @@ class EngineClient:
         error = DeadlineError(f"no word from the engine at {self._endpoint} for {silence:.0f} s")
         for queue in self._outputs.values():
             queue.put_nowait(error)
+
+
+def _refusal(refused: Refused) -> PointsmanError:
+    kind = _REFUSALS.get(refused.kind)
+    return CellError(refused.reason) if kind is None else kind(refused.reason, field=refused.field)
 
 
 class SharedCall(Generic[T]):

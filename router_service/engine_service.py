@@ -33,6 +33,7 @@ from cluster.messages import (
     StatusQuery,
     Stop,
     Submit,
+    SubmitAll,
     ToEngine,
     ToHttpServer,
 )
@@ -55,7 +56,7 @@ STARTING = "starting"
 _LOG = logger("engine")
 
 
-_Command = Submit | Abort | Finish | EvictCommand | FeaturesCommand
+_Command = SubmitAll | Abort | Finish | EvictCommand | FeaturesCommand
 """What waits for the end of the step."""
 
 
@@ -205,7 +206,7 @@ class EngineService:
             _LOG.warning("message refused peer=%r reason=%s", peer, error)
             return
         match message:
-            case Submit() | Abort() | Finish() | EvictCommand() | FeaturesCommand():
+            case SubmitAll() | Abort() | Finish() | EvictCommand() | FeaturesCommand():
                 self._commands.append((peer, message))
             case MetricsQuery(query_id):
                 self._refresh_gauges()
@@ -224,8 +225,8 @@ class EngineService:
         while self._commands:
             peer, command = self._commands.popleft()
             match command:
-                case Submit():
-                    self._submit(peer, command)
+                case SubmitAll(submits):
+                    self._submit(peer, submits)
                 case Abort(request_id):
                     self._engine.abort(peer, request_id)
                 case Finish(request_id, num_output_tokens):
@@ -256,16 +257,17 @@ class EngineService:
                 after.prefix_store,
             )
 
-    def _submit(self, peer: bytes, submit: Submit) -> None:
+    def _submit(self, peer: bytes, submits: list[Submit]) -> None:
+        first = submits[0].request_id
         if self._not_ready:
-            self._send(peer, Refused(submit.request_id, "unavailable", self._not_ready))
+            self._send(peer, Refused(first, "unavailable", self._not_ready, None))
             return
         try:
-            self._engine.submit(peer, submit)
+            self._engine.submit(peer, *submits)
         except OverloadedError as error:
-            self._send(peer, Refused(submit.request_id, "overloaded", str(error)))
+            self._send(peer, Refused(first, "overloaded", str(error), error.field))
         except RequestError as error:
-            self._send(peer, Refused(submit.request_id, "invalid", str(error)))
+            self._send(peer, Refused(first, "invalid", str(error), error.field))
 
     # --- answers
 

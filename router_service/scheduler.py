@@ -129,8 +129,12 @@ class Scheduler:
 
     # --- requests come and go
 
-    def has_room(self) -> bool:
-        return len(self.waiting) < self._limits.max_num_waiting
+    @property
+    def max_num_waiting(self) -> int:
+        return self._limits.max_num_waiting
+
+    def has_room(self, num_requests: int) -> bool:
+        return len(self.waiting) + num_requests <= self._limits.max_num_waiting
 
     def add(self, request: Request) -> None:
         if self.waiting and request.precedence < self.waiting[-1].precedence:

@@ -21,6 +21,7 @@ from cluster.messages import (
     StepDescriptor,
     Stop,
     Submit,
+    SubmitAll,
     ToEngine,
     ToHttpServer,
     ToWorker,
@@ -157,7 +158,8 @@ class Client:
 
     def submit(self, request_id: str, prompt: list[int], max_tokens: int) -> None:
         sampling = SamplingParams(max_tokens, 0.0, 1.0, None, ())
-        self.send(Submit(request_id, np.array(prompt, np.int32), sampling, None, False))
+        submit = Submit(request_id, np.array(prompt, np.int32), sampling, None, False)
+        self.send(SubmitAll([submit]))
 
     def receive(self) -> ToHttpServer:
         frame = self.socket.receive(PATIENCE)

@@ -32,6 +32,7 @@ from cluster.messages import (
     Refused,
     StatusQuery,
     Submit,
+    SubmitAll,
     ToEngine,
     ToHttpServer,
 )
@@ -86,6 +87,7 @@ class ScriptedEngine:
     """Takes messages and answers nothing."""
     ready: bool = True
     refuse_as: str | None = None
+    refused_field: str | None = None
     error_after: int | None = None
     """Ends each request with an error after this many tokens."""
     choice_answers: dict[int, Sequence[int]] = field(default_factory=dict)
@@ -131,8 +133,8 @@ class ScriptedEngine:
     def _handle(self, peer: bytes, frame: bytes) -> None:
         message = self._decoder.decode(frame)
         match message:
-            case Submit():
-                self._submit(peer, message)
+            case SubmitAll(submits):
+                self._submit(peer, submits)
             case Abort(request_id):
                 self.aborts.append(request_id)
                 self._active.pop(request_id, None)
@@ -152,13 +154,17 @@ class ScriptedEngine:
                 self.features = _switched(self.features, message)
                 self._send(peer, FeaturesReport(query_id, self.features))
 
-    def _submit(self, peer: bytes, submit: Submit) -> None:
-        self.submits.append(submit)
+    def _submit(self, peer: bytes, submits: list[Submit]) -> None:
+        self.submits += submits
         self.peers.add(peer)
         if self.refuse_as is not None:
-            self._send(peer, Refused(submit.request_id, self.refuse_as, "the queue is full"))
+            first = submits[0].request_id
+            self._send(
+                peer, Refused(first, self.refuse_as, "the queue is full", self.refused_field)
+            )
             return
-        self._active[submit.request_id] = _Active(peer, submit)
+        for submit in submits:
+            self._active[submit.request_id] = _Active(peer, submit)
 
     def _step(self) -> None:
         for active in list(self._active.values()):

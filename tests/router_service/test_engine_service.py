@@ -23,6 +23,7 @@ from cluster.messages import (
     StatusQuery,
     Stop,
     Submit,
+    SubmitAll,
     WorkerFailed,
     WorkerReady,
 )
@@ -161,7 +162,6 @@ def test_a_request_that_can_never_fit_is_refused_as_invalid(cell: ContentCell) -
         (np.zeros((2, 2), np.int32), 4),
         (np.zeros(3, np.float32), 4),
         (np.zeros(0, np.int32), 4),
-        (np.zeros(3, np.int32), 0),
         (np.zeros(3, np.int32), -5),
     ],
 )
@@ -169,7 +169,7 @@ def test_a_submit_that_no_http_server_of_ours_sends_is_refused_and_hurts_nobody(
     cell: ContentCell, prompt: np.ndarray, max_tokens: int
 ) -> None:
     sampling = SamplingParams(max_tokens, 0.0, 1.0, None, ())
-    cell.client.send(Submit("odd", prompt, sampling, None, False))
+    cell.client.send(SubmitAll([Submit("odd", prompt, sampling, None, False)]))
     cell.client.submit("r", PROMPT, 3)
     cell.client.wait_for("odd", "r")
     assert cell.client.refusals["odd"].kind == "invalid"
@@ -192,7 +192,8 @@ def test_a_peer_with_a_name_that_is_no_text_may_leave_before_its_tokens(cell: Co
     stranger.socket.identity = b"\xff\xfe"
     stranger.connect(cell.service.client_endpoint)
     sampling = SamplingParams(3, 0.0, 1.0, None, ())
-    stranger.send(encode(Submit("r", np.array(PROMPT, np.int32), sampling, None, False)))
+    submit = Submit("r", np.array(PROMPT, np.int32), sampling, None, False)
+    stranger.send(encode(SubmitAll([submit])))
     stranger.send(encode(StatusQuery(1)))
     assert stranger.receive(PATIENCE) is not None
     stranger.close()
@@ -227,7 +228,7 @@ def test_while_starting_status_says_so_and_submits_are_refused_at_once() -> None
         assert (cell.client.status().ready, cell.client.status().reason) == (False, "starting")
         cell.client.submit("early", PROMPT, 3)
         cell.client.wait_for("early")
-        assert cell.client.refusals["early"] == Refused("early", "unavailable", "starting")
+        assert cell.client.refusals["early"] == Refused("early", "unavailable", "starting", None)
         cell.client.send(EvictCommand(2, "all"))
         assert cell.client.answer(EvictReport).nodes == 0
 
