@@ -1,5 +1,6 @@
 """The API application: paths to handlers, nothing of how a request is checked or generated."""
 
+import asyncio
 import hmac
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -12,8 +13,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cluster.errors import CellError, PointsmanError
 from cluster.messages import CellStatus, FeatureStates
+from router_service.choice_delta import ChoiceDelta
 from router_service.engine_client import EngineClient, SharedCall
-from router_service.generation import ChoiceDelta, Generation, Generator
+from router_service.generation import Generation, Generator
 from router_service.json_body import parse_json_object
 from router_service.openai_errors import (
     ApiKeyError,
@@ -34,6 +36,8 @@ from router_service.responses import (
 )
 from router_service.streaming import DONE, ClientLeft, EventStream, event, unless_client_leaves
 
+LARGE_BODY_BYTES = 2**18
+"""Above this, parsing may take tens of milliseconds."""
 HEALTH_SECONDS = 2.0
 """The engine must answer a health probe's query within this."""
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -63,6 +67,7 @@ class OpenAiApi:
         self._admission = admission
         self._generator = Generator(client, model.text.codec)
         self._options = options
+        self._large_body = asyncio.Lock()
         self._health_status = SharedCall(lambda: client.status(HEALTH_SECONDS))
 
     def application(self) -> ASGIApp:
@@ -113,7 +118,12 @@ class OpenAiApi:
         return json_response({"version": self._options.version})
 
     async def _json(self, request: Request) -> dict[str, object]:
-        return parse_json_object(await read_body(request, self._options.max_body_bytes))
+        """Large bodies one after the other, so that whatever else is ready gets its turn between two."""
+        body = await read_body(request, self._options.max_body_bytes)
+        if len(body) <= LARGE_BODY_BYTES:
+            return parse_json_object(body)
+        async with self._large_body:
+            return parse_json_object(body)
 
     async def _answer(self, request: Request, generation: Generation) -> Response:
         if generation.request.stream:

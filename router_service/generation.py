@@ -12,39 +12,13 @@ import numpy as np
 
 from cluster.errors import CellError
 from cluster.messages import Completion, OutputDelta, Submit
+from router_service.choice_delta import ChoiceDelta, ChoiceEnd
 from router_service.choice_output import ChoiceOutput, TextDelta
 from router_service.engine_client import EngineClient
-from router_service.logprobs import ScoredToken
+from router_service.prompt_echo import Echoing
 from router_service.request_admission import AdmittedRequest
 from router_service.routes_encoding import EncodedRoutes, encode_routes
 from router_service.tokenizer import TextCodec
-
-
-@dataclass(frozen=True)
-class ChoiceEnd:
-    """How a choice ended. Counts are tokens; completion_tokens includes the one that completed a stop string.
-
-    Where the prompt came from is told by its first choice, as are, with several choices, the routes of the prompt;
-    `routes` are then those of the completion.
-    """
-
-    finish_reason: Literal["stop", "length"]
-    completion_tokens: int
-    cached_tokens: int
-    replayed_tokens: int
-    routes: EncodedRoutes | None
-    prompt_routes: EncodedRoutes | None = None
-
-
-@dataclass(frozen=True)
-class ChoiceDelta:
-    """New text of one choice; `end` comes with the last one. scored: the same tokens, if log-probs were asked."""
-
-    index: int
-    text: str
-    token_ids: list[int]
-    scored: list[ScoredToken]
-    end: ChoiceEnd | None
 
 
 @dataclass(frozen=True)
@@ -92,10 +66,12 @@ class Generator:
             )
             for submit in submits
         ]
+        echoing = _echoing(request, self._codec)
         async with aclosing(self._client.generate(submits)) as deltas:
             async for delta in deltas:
                 index = index_of[delta.request_id]
-                for choice_delta in await self._take(request, index, outputs[index], delta):
+                taken = await self._take(request, index, outputs[index], delta)
+                for choice_delta in echoing.add(index, delta, taken) if echoing else taken:
                     yield choice_delta
 
     async def _take(
@@ -111,6 +87,12 @@ class Generator:
         return taken
 
 
+def _echoing(request: AdmittedRequest, codec: TextCodec) -> Echoing | None:
+    if not request.echoes:
+        return None
+    return Echoing(request.prompts, codec, request.num_choices, request.num_logprobs)
+
+
 def _submit(generation: Generation, index: int) -> Submit:
     request = generation.request
     prompt, choice = divmod(index, request.num_choices)
@@ -123,6 +105,8 @@ def _submit(generation: Generation, index: int) -> Submit:
         priority=request.priority,
         num_top_logprobs=max(1, request.num_logprobs or 0),
         return_scores=request.num_logprobs is not None,
+        score_prompt=request.echoes and request.num_logprobs is not None and choice == 0,
+        num_prompt_alternatives=max(1, request.num_logprobs or 0),
         choice=choice,
         leader_id=f"{generation.id}-{index - choice}" if choice else None,
     )

@@ -16,11 +16,14 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class ScoredToken:
-    """text_offset: characters of the choice's text before it; alternatives: ids and log-probs, most likely first."""
+    """text_offset: characters of the choice's text before it; alternatives: ids and log-probs, most likely first.
+
+    The first token of a sequence has no log-prob and no alternatives.
+    """
 
     token_id: int
     text_offset: int
-    logprob: float
+    logprob: float | None
     alternatives: tuple[tuple[int, float], ...]
 
 
@@ -42,6 +45,7 @@ def completion_logprobs(tokens: Sequence[ScoredToken], codec: TextCodec) -> Json
         "token_logprobs": [token.logprob for token in tokens],
         "top_logprobs": [
             {codec.token_text(token_id): logprob for token_id, logprob in token.alternatives}
+            or None
             for token in tokens
         ],
         "text_offset": [token.text_offset for token in tokens],
@@ -62,7 +66,7 @@ def chat_logprobs(tokens: Sequence[ScoredToken], codec: TextCodec, *, with_top: 
     }
 
 
-def _entry(token_id: int, logprob: float, codec: TextCodec) -> Json:
+def _entry(token_id: int, logprob: float | None, codec: TextCodec) -> Json:
     return {
         "token": codec.token_text(token_id),
         "logprob": logprob,

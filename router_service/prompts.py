@@ -14,10 +14,11 @@ Prompt = str | list[int]
 
 @dataclass(frozen=True)
 class TokenIdLimits:
-    """Ids are in [0, vocab_size); a prompt has fewer than max_model_len of them."""
+    """Ids are in [0, vocab_size); with at least `min_answer_tokens` after it a prompt fits max_model_len."""
 
     vocab_size: int
     max_model_len: int
+    min_answer_tokens: int = 1
 
 
 def parse_prompts(value: Any, limits: TokenIdLimits) -> list[Prompt]:
@@ -67,7 +68,7 @@ def _text(value: str, field: str) -> str:
 def _token_ids(value: list[Any], field: str, limits: TokenIdLimits) -> list[int]:
     if not value:
         raise _empty(field)
-    if len(value) >= limits.max_model_len:
+    if len(value) > limits.max_model_len - limits.min_answer_tokens:
         raise prompt_too_long(f"{len(value)} tokens", limits.max_model_len, field=field)
     for index, token_id in enumerate(value):
         if not _is_integer(token_id) or not 0 <= token_id < limits.vocab_size:

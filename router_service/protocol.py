@@ -174,6 +174,11 @@ class GenerationFields(_Strict):
         return None
 
     @property
+    def echoes(self) -> bool:
+        """The prompt comes first in every choice."""
+        return False
+
+    @property
     def num_choices(self) -> int:
         """Of each prompt."""
         return 1 if self.n is None else self.n
@@ -184,7 +189,8 @@ class CompletionBody(GenerationFields):
 
     prompt: Any
     best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
-    echo: _False = None
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     suffix: Annotated[Any, one_of(None, "")] = None
     add_special_tokens: _True = None
@@ -198,9 +204,19 @@ class CompletionBody(GenerationFields):
             )
         return self
 
+    @model_validator(mode="after")
+    def _something_is_answered(self) -> "CompletionBody":
+        if self.max_tokens == 0 and not self.echo:
+            raise _at("max_tokens", "is 0; it must be at least 1 without echo")
+        return self
+
     @property
     def num_logprobs(self) -> int | None:
         return self.logprobs
+
+    @property
+    def echoes(self) -> bool:
+        return bool(self.echo)
 
 
 # Chat messages

@@ -41,6 +41,8 @@ class AdmittedRequest:
     """Of each prompt; answers number them prompt by prompt."""
     num_logprobs: int | None
     """Alternatives listed with each output token's log-prob; None: no log-probs."""
+    echoes: bool
+    """The prompt comes first in every choice."""
     sampling: list[SamplingParams]
     stop: tuple[str, ...]
     stream: bool
@@ -76,7 +78,10 @@ class RequestAdmission:
         """Raises RequestError, UnknownModelError, ContextLengthError."""
         self._check_model(body)
         model = self._model
-        prompts = parse_prompts(body.prompt, TokenIdLimits(model.vocab_size, model.max_model_len))
+        limits = TokenIdLimits(
+            model.vocab_size, model.max_model_len, min_answer_tokens=int(body.max_tokens != 0)
+        )
+        prompts = parse_prompts(body.prompt, limits)
         fields = prompt_fields(body.prompt)
         ids = [await self._prompt_ids(*pair) for pair in zip(prompts, fields, strict=True)]
         return self._admit(body, ids, fields=fields, default=_DEFAULT_COMPLETION_TOKENS)
@@ -153,6 +158,7 @@ class RequestAdmission:
             prompts=prompts,
             num_choices=body.num_choices,
             num_logprobs=body.num_logprobs,
+            echoes=body.echoes,
             sampling=sampling,
             stop=tuple(body.stop or ()),
             stream=bool(body.stream),
@@ -168,9 +174,9 @@ class RequestAdmission:
     ) -> int:
         limit = self._model.max_model_len
         room = limit - num_prompt_tokens
-        if room < 1:
-            raise prompt_too_long(f"{num_prompt_tokens} tokens", limit, field=field)
         name, requested = body.max_tokens_field, body.requested_max_tokens
+        if room < (requested != 0):
+            raise prompt_too_long(f"{num_prompt_tokens} tokens", limit, field=field)
         if requested is None:
             return room if default is None else min(default, room)
         if requested > room:

@@ -4,7 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from router_service.generation import ChoiceDelta, ChoiceEnd, Generation
+from router_service.choice_delta import ChoiceDelta, ChoiceEnd
+from router_service.generation import Generation
 from router_service.logprobs import ScoredToken, chat_logprobs, completion_logprobs
 from router_service.routes_encoding import EncodedRoutes
 from router_service.tokenizer import TextCodec

@@ -49,6 +49,16 @@ def scripted_score(token_id: int, num_top: int) -> tuple[float, list[tuple[int, 
     return -token_id / 64, [(first + place, -(place + 1) / 128) for place in range(num_top)]
 
 
+def _prompt_scores(submit: Submit) -> ScoreColumns:
+    """With the alternatives that were asked for."""
+    asked = msgspec.structs.replace(
+        submit, return_scores=True, num_top_logprobs=submit.num_prompt_alternatives
+    )
+    scores = _scores(asked, submit.prompt_token_ids[1:].tolist())
+    assert scores is not None
+    return scores
+
+
 def _scores(submit: Submit, token_ids: list[int]) -> ScoreColumns | None:
     if not submit.return_scores:
         return None
@@ -68,6 +78,7 @@ class _Active:
     peer: bytes
     submit: Submit
     num_sent: int = 0
+    num_steps: int = 0
 
 
 @dataclass
@@ -90,6 +101,8 @@ class ScriptedEngine:
     refused_field: str | None = None
     error_after: int | None = None
     """Ends each request with an error after this many tokens."""
+    prompt_score_delay: int = 0
+    """Steps after which the scores of a prompt are told."""
     choice_answers: dict[int, Sequence[int]] = field(default_factory=dict)
     """Token ids for choices that have their own, by number."""
     cached_tokens: int = 0
@@ -172,6 +185,15 @@ class ScriptedEngine:
 
     def _advance(self, active: _Active) -> None:
         submit, sampling = active.submit, active.submit.sampling
+        if submit.score_prompt and active.num_steps == self.prompt_score_delay:
+            scores = _prompt_scores(submit)
+            self._send_delta(active, OutputDelta(submit.request_id, [], None, None, scores))
+        active.num_steps += 1
+        if submit.score_prompt and active.num_steps <= self.prompt_score_delay:
+            return
+        if sampling.max_tokens == 0:
+            self._end(active, [], "length", 0)
+            return
         script = self.choice_answers.get(submit.choice) or self.answers.get(
             tuple(submit.prompt_token_ids.tolist()), self.token_ids
         )

@@ -106,7 +106,6 @@ BOTH_REFUSED: list[tuple[str, Any]] = [
 COMPLETION_REFUSED: list[tuple[str, Any]] = [
     *BOTH_REFUSED,
     ("best_of", 2),
-    ("echo", True),
     ("suffix", "end"),
     ("messages", []),
     ("max_completion_tokens", 5),

@@ -1,0 +1,34 @@
+"""What a choice says, bit by bit, and how it ends. Both ways of answering are made of these."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from router_service.logprobs import ScoredToken
+from router_service.routes_encoding import EncodedRoutes
+
+
+@dataclass(frozen=True)
+class ChoiceEnd:
+    """How a choice ended. Counts are tokens; completion_tokens includes the one that completed a stop string.
+
+    Where the prompt came from is told by its first choice, as are, with several choices, the routes of the prompt;
+    `routes` are then those of the completion.
+    """
+
+    finish_reason: Literal["stop", "length"]
+    completion_tokens: int
+    cached_tokens: int
+    replayed_tokens: int
+    routes: EncodedRoutes | None
+    prompt_routes: EncodedRoutes | None = None
+
+
+@dataclass(frozen=True)
+class ChoiceDelta:
+    """New text of one choice; `end` comes with the last one. scored: the same tokens, if log-probs were asked."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    scored: list[ScoredToken]
+    end: ChoiceEnd | None
