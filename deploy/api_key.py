@@ -11,8 +11,10 @@ def read_api_key(file: str) -> str | None:
         return None
     try:
         lines = Path(file).read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--api-key-file {file}: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"--api-key-file {file}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"--api-key-file {file}: not text: {error}") from error
     if not lines or not lines[0].strip():
         raise ConfigError(f"--api-key-file {file}: the first line is empty, it must hold the key")
     return lines[0].strip()

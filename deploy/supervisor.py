@@ -1,6 +1,7 @@
 """`pointsman serve`: brings a cell up, watches it, and takes every process down again."""
 
 import contextlib
+import os
 import signal
 import socket
 import sys
@@ -124,9 +125,16 @@ def _check_port(host: str, port: int, flag: str) -> None:
             pass
     except OSError as error:
         raise ConfigError(
-            f"{flag} {port}: cannot listen on {host}:{port}: {error.strerror or error}; "
-            f"{flag} 0 takes any free port"
+            f"{flag} {port}: cannot listen on {host}:{port}: {_why(error)}"
+            + (f"; {flag} 0 takes any free port" if port else "")
         ) from error
+
+
+def _why(error: OSError) -> str:
+    """`create_server` adds the address once more to its text; a name that is not known has no errno of the system."""
+    if error.errno is None or isinstance(error, socket.gaierror):
+        return str(error.strerror or error)
+    return os.strerror(error.errno)
 
 
 def _url(host: str, port: int) -> str:

@@ -22,7 +22,9 @@ class TextCodec:
         try:
             self._tokenizer = Tokenizer.from_file(str(file))
         except Exception as error:  # tokenizers raises plain Exception
-            raise CheckpointError(f"{file}: {error}") from error
+            raise CheckpointError(
+                f"{file}: no tokenizer can be read: {error}; take the one of this model"
+            ) from error
         description = json.loads(self._tokenizer.to_str())
         decoder = (description.get("decoder") or {}).get("type")
         if decoder != "ByteLevel":
