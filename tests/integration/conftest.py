@@ -18,7 +18,7 @@ def shared_cell() -> Iterator[Served]:
         served.wait_until_ready()
         yield served
         served.interrupt()
-        assert served.wait(10.0) == 0
+        assert served.wait(30.0) == 0
         served.assert_nothing_left()
 
 
