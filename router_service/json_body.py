@@ -8,11 +8,18 @@ import json
 import re
 from typing import Any, NoReturn
 
+import numpy as np
+
 from cluster.errors import RequestError
 from router_service.openai_errors import safe_text
 
 _MAX_KEYS = 512
 """Keys of one object. Every object that we know has fewer; more would only cost time."""
+_MAX_VALUES = 2**20
+"""Of one body, nested ones too. Parsing holds the interpreter: text of any length takes milliseconds, values take time
+each. As token ids they are more than a context holds."""
+_PIECE_BYTES = 2**20
+_QUOTE, _COMMA, _BRACKET, _BRACE = b'",[{'
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -20,6 +27,7 @@ _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 def parse_json_object(body: bytes) -> dict[str, Any]:
     """The object in `body`. Raises RequestError naming what is wrong and, for a string, the path of its field."""
     text = _decode(body)
+    _check_num_values(body)
     try:
         value = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_object)
     except RequestError:
@@ -65,6 +73,30 @@ def _decode(body: bytes) -> str:
         ) from error
 
 
+def _check_num_values(body: bytes) -> None:
+    """Values are at most the commas and opening brackets outside strings, and one."""
+    if sum(body.count(mark) for mark in (b",", b"[", b"{")) < _MAX_VALUES:
+        return
+    if (num_values := _num_marks_outside_strings(body) + 1) > _MAX_VALUES:
+        raise RequestError(
+            f"the body may hold {num_values} JSON values (commas and brackets outside strings); the "
+            f"limit is {_MAX_VALUES}; send fewer prompts or messages at once"
+        )
+
+
+def _num_marks_outside_strings(body: bytes) -> int:
+    """Right as far as the body is JSON: outside strings a quote begins one, and a backslash is none."""
+    plain = body.replace(rb"\\", b"").replace(rb"\"", b"")  # pairs first, so that \\" is a quote
+    num_marks, inside = 0, False
+    for start in range(0, len(plain), _PIECE_BYTES):
+        piece = np.frombuffer(plain, np.uint8)[start : start + _PIECE_BYTES]
+        within = np.logical_xor.accumulate(piece == _QUOTE) ^ inside
+        is_mark = (piece == _COMMA) | (piece == _BRACKET) | (piece == _BRACE)
+        num_marks += int(np.count_nonzero(is_mark & ~within))
+        inside = bool(within[-1])
+    return num_marks
+
+
 def _refuse_constant(name: str) -> NoReturn:
     raise RequestError(f"{name} is not a JSON number")
 
@@ -87,7 +119,11 @@ def _refuse_lone_surrogates(root: dict[str, Any]) -> None:
         if isinstance(value, str):
             _refuse_lone_surrogate(path, value)
         elif isinstance(value, list):
-            open_values.extend(((*path, index), item) for index, item in enumerate(value))
+            open_values.extend(
+                ((*path, index), item)
+                for index, item in enumerate(value)
+                if isinstance(item, str | list | dict)
+            )
         elif isinstance(value, dict):
             for key, item in value.items():
                 _refuse_lone_surrogate((*path, key), key)
