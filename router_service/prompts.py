@@ -8,6 +8,8 @@ from router_service.openai_errors import ContextLengthError, safe_text
 
 MAX_PROMPTS = 1024
 """Prompts of one request."""
+MAX_CHOICES = 1024
+"""Of all prompts of one request; each costs the engine what a request of its own does."""
 
 Prompt = str | list[int]
 
@@ -37,6 +39,16 @@ def parse_prompts(value: Any, limits: TokenIdLimits) -> list[Prompt]:
             field="prompt",
         )
     return [_member(item, f"prompt[{index}]", value, limits) for index, item in enumerate(value)]
+
+
+def check_num_choices(num_prompts: int, num_choices: int) -> None:
+    """num_choices: of each prompt. Raises RequestError."""
+    if num_prompts * num_choices > MAX_CHOICES:
+        raise RequestError(
+            f"n: {num_prompts} prompts with {num_choices} choices each are {num_prompts * num_choices} "
+            f"choices; the limit is {MAX_CHOICES} in one request",
+            field="n",
+        )
 
 
 def prompt_fields(value: Any) -> list[str]:

@@ -17,6 +17,7 @@ from router_service.openai_errors import ContextLengthError, safe_text
 from router_service.prompts import (
     Prompt,
     TokenIdLimits,
+    check_num_choices,
     parse_prompts,
     prompt_fields,
     prompt_too_long,
@@ -82,6 +83,7 @@ class RequestAdmission:
             model.vocab_size, model.max_model_len, min_answer_tokens=int(body.max_tokens != 0)
         )
         prompts = parse_prompts(body.prompt, limits)
+        check_num_choices(len(prompts), body.num_choices)
         fields = prompt_fields(body.prompt)
         ids = [await self._prompt_ids(*pair) for pair in zip(prompts, fields, strict=True)]
         return self._admit(body, ids, fields=fields, default=_DEFAULT_COMPLETION_TOKENS)

@@ -154,6 +154,36 @@ def test_other_numbers_of_choices_are_refused_by_name(value: Any, stream: bool) 
             assert_error(client.post(path, json={**body, "n": value, "stream": stream}), 400, "n")
 
 
+def test_all_choices_of_all_prompts_are_bounded_together() -> None:
+    with make_engine() as engine, running_server(engine) as (client, _):
+        allowed = completion_body(prompt=["hello"] * 16, n=64, max_tokens=1)
+        assert len(client.post(COMPLETIONS, json=allowed).json()["choices"]) == 1024
+        for num_prompts, n in ((17, 64), (9, 128), (1024, 128), (1024, 2)):
+            body = completion_body(prompt=["hello"] * num_prompts, n=n, max_tokens=1)
+            assert_error(client.post(COMPLETIONS, json=body), 400, "n")
+    assert len(engine.submits) == 1024
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("path", "make_body"), [(COMPLETIONS, completion_body), (CHAT, chat_body)])
+def test_choices_that_the_engine_has_no_room_for_are_one_plain_429(
+    path: str, make_body: Any, stream: bool
+) -> None:
+    with make_engine(refuse_as="overloaded") as engine, running_server(engine) as (client, _):
+        response = client.post(path, json=make_body(n=5, stream=stream))
+        assert_error(response, 429, None)
+        assert response.headers["retry-after"] == "1"
+        assert client.get("/health").status_code == 200  # after whatever the engine would be told
+    assert len(engine.submits) == 5
+    assert engine.aborts == []
+
+
+def test_a_refusal_of_the_engine_names_its_field() -> None:
+    engine = make_engine(refuse_as="invalid", refused_field="prompt")
+    with engine, running_server(engine) as (client, _):
+        assert_error(client.post(COMPLETIONS, json=completion_body()), 400, "prompt")
+
+
 def test_best_of_may_only_say_the_same() -> None:
     with make_engine() as engine, running_server(engine) as (client, _):
         assert client.post(COMPLETIONS, json=completion_body(n=2, best_of=2)).status_code == 200
