@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import Qwen3MoeConfig
+from transformers import DeepseekV3Config, Qwen3MoeConfig
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
-from cluster.model_spec import SoftmaxGateSpec
-from expert_workers.model.gate import SoftmaxGate
+from cluster.model_spec import SigmoidGateSpec, SoftmaxGateSpec
+from expert_workers.model.gate import SigmoidGate, SoftmaxGate
 from expert_workers.model.numerics import DeterministicNumerics, FastNumerics, Numerics
 from expert_workers.model.weights import GateWeights
 from tests.helpers.model_runner import Chunk, ModelRunner, StepOutcome, prompt_tokens
@@ -21,7 +22,9 @@ from tests.helpers.oracle import (
 )
 from tests.helpers.tiny_checkpoints import (
     DEMO_MODEL_DIR,
+    QWEN3_CONFIG,
     SHAPE_VARIANTS,
+    TINY_CONFIG,
     CheckpointForm,
     write_tiny_checkpoint,
     write_variant,
@@ -78,6 +81,66 @@ def test_hub_spelling_in_shards_and_bfloat16_agrees(tmp_path: Path, name: str) -
     form = CheckpointForm(hub_spelling=True, num_shards=3, dtype=torch.bfloat16)
     write_variant(tmp_path, SHAPE_VARIANTS[name], seed=4, form=form)
     check_against_reference(tmp_path, FastNumerics(), prompt_tokens(120, seed=23))
+
+
+GATE_SETTINGS = {
+    f"{config['model_type']}, {'shares' if norm else 'raw'}, times {scale}": (config, norm, scale)
+    for config, scales in ((TINY_CONFIG, (1.0, 2.5)), (QWEN3_CONFIG, (1.0,)))
+    for norm in (True, False)
+    for scale in scales
+}
+
+
+@pytest.mark.parametrize("name", GATE_SETTINGS)
+@pytest.mark.parametrize("numerics", NUMERICS, ids=NAMES)
+def test_every_setting_of_a_gate_agrees_by_the_gate_and_replayed(
+    tmp_path: Path, name: str, numerics: Numerics
+) -> None:
+    config, norm_topk_prob, scale = GATE_SETTINGS[name]
+    settings: dict[str, object] = {"norm_topk_prob": norm_topk_prob}
+    if config is TINY_CONFIG:
+        settings["routed_scaling_factor"] = scale
+    write_variant(tmp_path, config | settings, seed=6)
+    token_ids = prompt_tokens(120, seed=26)
+    check_against_reference(tmp_path, numerics, token_ids)
+    runner = ModelRunner(tmp_path, numerics, num_seqs=2)
+    own = runner.step([Chunk(0, token_ids)])
+    sums = torch.from_numpy(own.routes.topk_weights).sum(dim=-1)
+    as_shares = torch.full_like(sums, scale)
+    assert torch.allclose(sums, as_shares, rtol=1e-5) == norm_topk_prob
+    replayed = runner.step([Chunk(1, token_ids, replay=own.routes)])
+    assert torch.equal(replayed.logits, own.logits)  # what is recorded is what was applied
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.5])
+@pytest.mark.parametrize("norm_topk_prob", [True, False])
+@pytest.mark.parametrize("shift", [-5.0, 0.0, 5.0])
+def test_the_sigmoid_gate_chooses_and_weighs_as_transformers_does_whatever_the_bias(
+    shift: float, norm_topk_prob: bool, scale: float
+) -> None:
+    spec = SigmoidGateSpec(32, 6, 8, 2, norm_topk_prob, scale)
+    router = DeepseekV3TopkRouter(
+        DeepseekV3Config(
+            hidden_size=32,
+            n_routed_experts=spec.num_experts,
+            num_experts_per_tok=spec.num_experts_per_tok,
+            n_group=spec.num_groups,
+            topk_group=spec.topk_group,
+            norm_topk_prob=norm_topk_prob,
+            routed_scaling_factor=scale,
+        )
+    )
+    draw = torch.Generator().manual_seed(3)
+    x = torch.randn(60, 32, generator=draw)
+    bias = shift + 0.3 * torch.randn(32, generator=draw)
+    with torch.no_grad():
+        router.weight.copy_(torch.eye(32))
+        router.e_score_correction_bias.copy_(bias)
+        _, weights, ids = router(x)
+    choice = SigmoidGate(spec, GateWeights(torch.eye(32), bias), FastNumerics())(x)
+    ids, order = ids.sort(dim=-1)
+    assert torch.equal(choice.topk_ids, ids)
+    torch.testing.assert_close(choice.topk_weights, weights.gather(-1, order), rtol=1e-6, atol=0.0)
 
 
 @pytest.mark.parametrize("norm_topk_prob", [True, False])

@@ -1,9 +1,13 @@
 """Scores in the store: filled in, never changed, cut with their node, evicted by their own budget."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from cluster.errors import StoreError
+from cluster.namespace import model_fingerprint, namespace_of
 from cluster.scores import SCORE_BYTES, TokenScores
 from prefix_store.store import PrefixStore
 from tests.prefix_store.builders import (
@@ -153,3 +157,26 @@ def test_a_range_beyond_the_lease_is_refused() -> None:
         store.scores(written.lease, 4, 9)
     with pytest.raises(StoreError, match=r"tokens \[6, 10\) under a lease of 8 tokens"):
         store.record_scores(written.lease, 6, falling(0, 4))
+
+
+def test_weights_of_another_content_find_nothing_of_what_was_stored_under_the_same_name(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    namespaces = []
+    for value in (1.0, 2.0):
+        save_file({"w": np.full(8, value, np.float32)}, tmp_path / "model.safetensors")
+        model = model_fingerprint(tmp_path, "float32")
+        namespaces.append(namespace_of(model, block_size=BLOCK_SIZE, cache_salt=None))
+    store = make_store(max_score_blocks=8)
+    written = write(store, tokens(12), namespace=namespaces[0])
+    store.record_scores(written.lease, 0, falling(0, 12))
+    finish(store, written)
+    before, after = (store.match(namespace, tokens(12)) for namespace in namespaces)
+    assert (before.num_route_tokens, before.num_kv_tokens[RANK0]) == (12, 12)
+    assert (after.num_route_tokens, after.num_kv_tokens[RANK0]) == (0, 0)
+    again = write(store, tokens(12), namespace=namespaces[1])
+    assert not store.scores(again.lease, 0, 12).known.any()
+    finish(store, again)
+    assert store.match(namespaces[0], tokens(12)) == before
+    store.check_invariants()

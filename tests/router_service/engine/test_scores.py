@@ -58,6 +58,33 @@ def test_asked_prompt_scores_are_the_same_cold_cached_replayed_and_after_evictio
     harness.store.check_invariants()
 
 
+def test_scores_are_shared_within_a_salt_and_never_across() -> None:
+    harness = make_harness()
+    prompt = make_prompt(33)
+    computed = []
+    for number, salt in enumerate(("a", "b", "a", None, "b", None)):
+        since = len(harness.engine._workers.steps)
+        harness.submit(f"r{number}", prompt, 1, score_prompt=True, cache_salt=salt)
+        harness.run()
+        assert prompt_scores(harness.generations[f"r{number}"]) == expected_scores(prompt, 1)[:32]
+        computed.append(num_computed(harness, since))
+    assert computed == [33, 33, 2, 33, 2, 2]
+
+
+def test_evicted_kv_is_replayed_within_a_salt_and_gated_in_another() -> None:
+    harness = make_harness()
+    prompt = make_prompt(33)
+    gated = []
+    for number, salt in enumerate(("a", "a", "b", "b", None)):
+        harness.engine.evict("kv")
+        since = len(harness.engine._workers.steps)
+        harness.submit(f"r{number}", prompt, 1, cache_salt=salt)
+        harness.run()
+        steps = harness.engine._workers.steps[since:]
+        gated.append(sum(step.gate_tokens[0] for step in steps))
+    assert gated == [33, 1, 33, 1, 33]
+
+
 def test_scores_that_the_store_has_are_not_computed_again() -> None:
     harness = make_harness()
     prompt = make_prompt(33)
