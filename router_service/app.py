@@ -7,6 +7,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from fastapi import FastAPI, Request
+from starlette.convertors import Convertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -43,6 +44,21 @@ HEALTH_SECONDS = 2.0
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
+class AnyText(Convertor[str]):
+    """The rest of a path; starlette's own `path` ends at a line break."""
+
+    regex = "(?s:.*)"
+
+    def convert(self, value: str) -> str:
+        return value
+
+    def to_string(self, value: str) -> str:
+        return value
+
+
+register_url_convertor("any_text", AnyText())
+
+
 @dataclass(frozen=True)
 class ApiOptions:
     max_body_bytes: int
@@ -73,7 +89,7 @@ class OpenAiApi:
     def application(self) -> ASGIApp:
         app = new_application()
         app.add_api_route("/v1/models", self.models, methods=["GET", "HEAD"])
-        app.add_api_route("/v1/models/{model:path}", self.model, methods=["GET", "HEAD"])
+        app.add_api_route("/v1/models/{model:any_text}", self.model, methods=["GET", "HEAD"])
         app.add_api_route("/v1/completions", self.completions, methods=["POST"])
         app.add_api_route("/v1/chat/completions", self.chat_completions, methods=["POST"])
         app.add_api_route("/health", self.health, methods=["GET", "HEAD"])

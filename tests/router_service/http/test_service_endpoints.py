@@ -41,7 +41,21 @@ def test_an_unknown_model_is_not_found_on_both_endpoints(name: str, client: http
         assert response.json()["error"]["code"] == "model_not_found"
 
 
-@pytest.mark.parametrize("name", ["nope", "org/nope", "a%20b", "%ff%fe", "x" * 10_000])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "nope",
+        "org/nope",
+        "a%20b",
+        "%ff%fe",
+        "x" * 10_000,
+        f"{MODEL}%0a",
+        "%0a",
+        "a%0d%0ab",
+        f"{MODEL}/",
+        f"/{MODEL}",
+    ],
+)
 def test_an_unknown_model_cannot_be_retrieved(name: str, client: httpx.Client) -> None:
     response = client.get(f"/v1/models/{name}")
     assert_error(response, 404, "model")
