@@ -119,7 +119,7 @@ class Publisher:
         if end <= start or not self._may_offer(request):
             return
         assert request.lease is not None
-        self._store.record_scores(request.lease, start, log.tokens.slice(start, end))
+        self._store.record_scores(request.lease, start, log.slice(start, end))
         log.num_stored = end
 
     def forget(self, request: Request) -> None:

@@ -94,7 +94,6 @@ class Request:
         self._tokens[: self.num_prompt_tokens] = submit.prompt_token_ids
         self.score_log = ScoreLog(
             self.num_prompt_tokens,
-            capacity,
             scores_prompt=submit.score_prompt,
             num_alternatives=submit.num_prompt_alternatives,
         )
@@ -209,15 +208,21 @@ class Request:
     def awaits_leader(self) -> bool:
         """Choice 0 computes the prompt for all, and its routes are still to come."""
         leader = self._leader
-        if leader is None or leader.num_recorded_tokens >= self.num_prompt_tokens:
+        if leader is None or leader.num_recorded_tokens >= self._num_shared_routes:
             return False
         return leader.finish_reason is None or leader.num_pending_frames > 0
 
     def take_from_leader(self) -> None:
         """The routes of the prompt, which are this choice's own from now on; once, when they are known or lost."""
         leader, self._leader = self._leader, None
-        if leader is not None and leader.num_recorded_tokens >= self.num_prompt_tokens:
-            self.route_log.append(leader.route_log.slice(0, self.num_prompt_tokens))
+        if leader is not None and leader.num_recorded_tokens >= self._num_shared_routes:
+            num_tokens = min(leader.num_recorded_tokens, self.num_prompt_tokens)
+            self.route_log.append(leader.route_log.slice(0, num_tokens))
+
+    @property
+    def _num_shared_routes(self) -> int:
+        """Of the prompt, whose last token is computed only to generate."""
+        return self.num_prompt_tokens - (not self.generates)
 
     # --- blocks
 

@@ -334,11 +334,9 @@ class Scheduler:
         request.lease = lease
         request.home_rank = rank
         request.add_blocks(block_ids, private=False)
-        log = request.score_log
-        if log.takes_stored:
-            log.tokens.fill(0, self._store.scores(lease, 0, lease.num_tokens))
-        known = request.num_tokens if log.is_complete else log.num_scored_prompt_tokens
-        log.num_stored = min(lease.num_tokens, known)
+        may_have_scores = request.score_log.scores_prompt or request.was_admitted
+        stored = self._store.scores(lease, 0, lease.num_tokens) if may_have_scores else None
+        request.score_log.begin(lease.num_tokens, stored)
         request.num_reused_tokens = num_kv
         request.num_computed_tokens = min(num_kv, request.first_needed_token)
         request.num_published_blocks = len(block_ids)
@@ -355,6 +353,9 @@ class Scheduler:
 
     def _count_sources(self, request: Request, candidate: HomeChoice) -> None:
         """Where its prompt comes from, once, at the first admission."""
+        if not request.num_uncomputed_tokens:
+            request.cached_tokens = request.num_prompt_tokens
+            return
         request.cached_tokens = request.num_computed_tokens
         if request.replays_next or request.num_computed_tokens == request.num_reused_tokens:
             request.replayed_tokens = request.num_recorded_tokens - request.cached_tokens

@@ -5,6 +5,7 @@ prompt   0 ── no score, ever ── 1 ········ num_scored_prompt_tok
 """
 
 import numpy as np
+import numpy.typing as npt
 
 from cluster.scores import ScoreColumns, TokenScores
 
@@ -13,11 +14,11 @@ class ScoreLog:
     """What is known never changes. More than one alternative is never in the store, so such scores are all its own."""
 
     def __init__(
-        self, num_prompt_tokens: int, capacity: int, *, scores_prompt: bool, num_alternatives: int
+        self, num_prompt_tokens: int, *, scores_prompt: bool, num_alternatives: int
     ) -> None:
-        """capacity: tokens of prompt and output; num_alternatives: listed with each prompt token, at least 1."""
+        """num_alternatives: listed with each prompt token, at least 1. Memory is taken as tokens get scores."""
         self.scores_prompt = scores_prompt
-        self.tokens = TokenScores.unknown(capacity)
+        self._tokens = TokenScores.unknown(0)
         self.num_stored = 0
         """Tokens whose scores the store was given, or had."""
         self._num_prompt_tokens = num_prompt_tokens
@@ -29,7 +30,7 @@ class ScoreLog:
         """Up to the first prompt token whose score is asked and missing."""
         if not self.scores_prompt:
             return self._num_prompt_tokens
-        missing = np.flatnonzero(~self.tokens.known[1 : self._num_prompt_tokens])
+        missing = self._missing(1, self._num_prompt_tokens)
         return int(missing[0]) + 1 if len(missing) else self._num_prompt_tokens
 
     @property
@@ -47,18 +48,32 @@ class ScoreLog:
         if not self.scores_prompt:
             return 0
         last = min(end, self._num_prompt_tokens - 1)
-        missing = np.flatnonzero(~self.tokens.known[first + 1 : last + 1])
+        missing = self._missing(first + 1, last + 1)
         return int(missing[-1]) + 1 if len(missing) else 0
 
+    def begin(self, num_leased: int, stored: TokenScores | None) -> None:
+        """It starts, perhaps not for the first time. stored: what the store has of the leased tokens, if it was asked;
+        it has to be when this request may have scores."""
+        if stored is not None and self.takes_stored:
+            self._room(num_leased).fill(0, stored)
+        self.num_stored = num_leased
+        if stored is not None:
+            own = self._tokens.known[:num_leased]
+            unsaved = np.flatnonzero(own & ~stored.known[: len(own)])
+            self.num_stored = int(unsaved[0]) if len(unsaved) else num_leased
+        if not self.is_complete:
+            self.num_stored = min(self.num_stored, self.num_scored_prompt_tokens)
+
     def add_prompt(self, start: int, scores: ScoreColumns) -> None:
-        """Computed for it, of the prompt tokens from `start` on."""
-        self.tokens.fill(start, scores.stored())
+        """Computed for it, of the prompt tokens from `start` on. After a preemption some may be known already."""
+        num_known = max(0, self.num_scored_prompt_tokens - start)
+        self._room(start + scores.num_tokens).fill(start, scores.stored())
         if not self.takes_stored:
-            self._own.append(scores)
+            self._own.append(scores.slice(num_known, scores.num_tokens))
 
     def add_output(self, position: int, score: ScoreColumns) -> None:
         """score: of this token alone."""
-        self.tokens.rows[position] = (
+        self._room(position + 1).rows[position] = (
             score.chosen_logprobs[0],
             score.top_ids[0],
             score.top_logprobs[0],
@@ -67,5 +82,24 @@ class ScoreLog:
     def prompt_columns(self) -> ScoreColumns:
         """[prompt - 1], once complete."""
         if self.takes_stored:
-            return self.tokens.slice(1, self._num_prompt_tokens).columns()
+            return self.slice(1, self._num_prompt_tokens).columns()
         return ScoreColumns.joined(self._own)
+
+    def slice(self, start: int, end: int) -> TokenScores:
+        """Of tokens [start, end), known or not."""
+        return self._room(end).slice(start, end)
+
+    def _missing(self, start: int, end: int) -> npt.NDArray[np.int64]:
+        """Which of the tokens [start, end) have no score, counted from `start`."""
+        missing = np.ones(max(0, end - start), np.bool_)
+        known = self._tokens.known[start:end]
+        missing[: len(known)] = ~known
+        return np.flatnonzero(missing)
+
+    def _room(self, num_tokens: int) -> TokenScores:
+        """All tokens, with room for so many; grows by half at least."""
+        if num_tokens > self._tokens.num_tokens:
+            room = TokenScores.unknown(max(num_tokens, self._tokens.num_tokens * 3 // 2))
+            room.rows[: self._tokens.num_tokens] = self._tokens.rows
+            self._tokens = room
+        return self._tokens
