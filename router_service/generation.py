@@ -3,14 +3,14 @@
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 
-from cluster.errors import CellError
+from cluster.errors import CellError, RequestError
 from cluster.messages import Completion, OutputDelta, Submit
 from router_service.choice_delta import ChoiceDelta, ChoiceEnd
 from router_service.choice_output import ChoiceOutput, TextDelta
@@ -67,12 +67,13 @@ class Generator:
             for submit in submits
         ]
         echoing = _echoing(request, self._codec)
-        async with aclosing(self._client.generate(submits)) as deltas:
-            async for delta in deltas:
-                index = index_of[delta.request_id]
-                taken = await self._take(request, index, outputs[index], delta)
-                for choice_delta in echoing.add(index, delta, taken) if echoing else taken:
-                    yield choice_delta
+        with _naming_fields(generation):
+            async with aclosing(self._client.generate(submits)) as deltas:
+                async for delta in deltas:
+                    index = index_of[delta.request_id]
+                    taken = await self._take(request, index, outputs[index], delta)
+                    for choice_delta in echoing.add(index, delta, taken) if echoing else taken:
+                        yield choice_delta
 
     async def _take(
         self, request: AdmittedRequest, index: int, output: ChoiceOutput, delta: OutputDelta
@@ -85,6 +86,17 @@ class Generator:
         elif was_open and output.stopped_at is not None:
             await self._client.finish(delta.request_id, output.stopped_at)
         return taken
+
+
+@contextmanager
+def _naming_fields(generation: Generation) -> Iterator[None]:
+    """What the engine refuses names the field that was sent: it knows prompts only."""
+    try:
+        yield
+    except RequestError as error:
+        if error.field == "prompt" and generation.prefix == "chatcmpl":
+            error.field = "messages"
+        raise
 
 
 def _echoing(request: AdmittedRequest, codec: TextCodec) -> Echoing | None:

@@ -178,10 +178,19 @@ def test_choices_that_the_engine_has_no_room_for_are_one_plain_429(
     assert engine.aborts == []
 
 
-def test_a_refusal_of_the_engine_names_its_field() -> None:
-    engine = make_engine(refuse_as="invalid", refused_field="prompt")
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("refused", "of_completion", "of_chat"),
+    [("prompt", "prompt", "messages"), ("logprobs", "logprobs", "logprobs"), (None, None, None)],
+)
+def test_a_refusal_of_the_engine_names_the_field_that_was_sent(
+    refused: str | None, of_completion: str | None, of_chat: str | None, stream: bool
+) -> None:
+    engine = make_engine(refuse_as="invalid", refused_field=refused)
     with engine, running_server(engine) as (client, _):
-        assert_error(client.post(COMPLETIONS, json=completion_body()), 400, "prompt")
+        answer = client.post(COMPLETIONS, json=completion_body(stream=stream))
+        assert_error(answer, 400, of_completion)
+        assert_error(client.post(CHAT, json=chat_body(stream=stream)), 400, of_chat)
 
 
 def test_best_of_may_only_say_the_same() -> None:

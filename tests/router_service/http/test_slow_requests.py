@@ -144,6 +144,19 @@ def test_a_body_that_nobody_reads_is_not_awaited_for_ever(ports: BoundPorts) -> 
     assert answer.count(b"HTTP/1.1") == 1
 
 
+def test_line_breaks_instead_of_the_next_request_do_not_keep_a_connection(
+    ports: BoundPorts,
+) -> None:
+    with connect(ports.port) as connected:
+        connected.sendall(b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+        received = b""
+        while not received.endswith(b'{"status":"live"}'):
+            received += connected.recv(65536)
+        connected.sendall(b"\r\n")
+        answer = read_to_end(connected)
+    assert error_code(answer)[1] == "request_timeout"
+
+
 def test_headers_without_end_are_refused(ports: BoundPorts) -> None:
     with connect(ports.port) as connected:
         connected.sendall(HEAD + b"X: " + b"x" * MAX_HEAD_BYTES)
