@@ -100,13 +100,18 @@ class Engine:
                     f"request_id {submit.request_id!r} is in use: give every request an id of its own",
                     field="request_id",
                 )
-        if not self._scheduler.has_room(len(submits)):
-            raise OverloadedError(
-                f"{len(self._scheduler.waiting)} requests are waiting and {len(submits)} would come; the "
-                f"bound is {self._scheduler.max_num_waiting} (scheduler.max_num_waiting); try again later"
-            )
+        self.check_room(self.num_waiting, len(submits))
         for submit in submits:
             self._add(client, submit)
+
+    def check_room(self, num_waiting: int, num_submits: int) -> None:
+        """Raises OverloadedError if so many more than those that wait, here or for the end of a step, are too many."""
+        bound = self._scheduler.max_num_waiting
+        if num_waiting + num_submits > bound:
+            raise OverloadedError(
+                f"{num_waiting} requests are waiting and {num_submits} would come; the bound is {bound} "
+                "(scheduler.max_num_waiting); try again later"
+            )
 
     def _add(self, client: bytes, submit: Submit) -> None:
         leader = self._requests.get((client, submit.leader_id)) if submit.leader_id else None

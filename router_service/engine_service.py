@@ -90,6 +90,8 @@ class EngineService:
         self.route_endpoint = self._route_socket.bind(host)
         self._decoder: Decoder[ToEngine] = Decoder(ToEngine)
         self._commands: deque[tuple[bytes, _Command]] = deque()
+        """Bounded: submits by `_take_submits`, the rest by what there is to end and by whom waits for an answer."""
+        self._num_queued_submits = 0
         self._not_ready = STARTING
         self._stopping: str | None = None
         cell = config.cell
@@ -206,7 +208,9 @@ class EngineService:
             _LOG.warning("message refused peer=%r reason=%s", peer, error)
             return
         match message:
-            case SubmitAll() | Abort() | Finish() | EvictCommand() | FeaturesCommand():
+            case SubmitAll(submits):
+                self._take_submits(peer, message, submits)
+            case Abort() | Finish() | EvictCommand() | FeaturesCommand():
                 self._commands.append((peer, message))
             case MetricsQuery(query_id):
                 self._refresh_gauges()
@@ -221,11 +225,25 @@ class EngineService:
                 if may_raise:
                     raise RankLostError(rank, reason)
 
+    def _take_submits(self, peer: bytes, message: SubmitAll, submits: list[Submit]) -> None:
+        """No more wait for the end of a step than may wait after it: the others are refused at once."""
+        if self._not_ready:
+            self._submit(peer, submits)
+            return
+        try:
+            self._engine.check_room(self._num_queued_submits, len(submits))
+        except OverloadedError as error:
+            self._refuse_overloaded(peer, submits, error)
+            return
+        self._num_queued_submits += len(submits)
+        self._commands.append((peer, message))
+
     def _run_commands(self) -> None:
         while self._commands:
             peer, command = self._commands.popleft()
             match command:
                 case SubmitAll(submits):
+                    self._num_queued_submits -= len(submits)
                     self._submit(peer, submits)
                 case Abort(request_id):
                     self._engine.abort(peer, request_id)
@@ -265,9 +283,14 @@ class EngineService:
         try:
             self._engine.submit(peer, *submits)
         except OverloadedError as error:
-            self._send(peer, Refused(first, "overloaded", str(error), error.field))
+            self._refuse_overloaded(peer, submits, error)
         except RequestError as error:
             self._send(peer, Refused(first, "invalid", str(error), error.field))
+
+    def _refuse_overloaded(
+        self, peer: bytes, submits: list[Submit], error: OverloadedError
+    ) -> None:
+        self._send(peer, Refused(submits[0].request_id, "overloaded", str(error), error.field))
 
     # --- answers
 

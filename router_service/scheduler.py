@@ -133,9 +133,6 @@ class Scheduler:
     def max_num_waiting(self) -> int:
         return self._limits.max_num_waiting
 
-    def has_room(self, num_requests: int) -> bool:
-        return len(self.waiting) + num_requests <= self._limits.max_num_waiting
-
     def add(self, request: Request) -> None:
         if self.waiting and request.precedence < self.waiting[-1].precedence:
             place = bisect_left(self.waiting, request.precedence, key=lambda r: r.precedence)

@@ -150,6 +150,29 @@ def test_a_full_queue_is_refused_as_overloaded() -> None:
         assert "max_num_waiting" in cell.client.refusals["too many"].reason
 
 
+def test_more_than_may_wait_are_refused_while_the_step_still_runs() -> None:
+    with ContentCell(max_num_waiting=2) as cell:
+        hold_a_step(cell)
+        for request_id in ("first", "second", "too many"):
+            cell.client.submit(request_id, PROMPT, 2)
+        cell.client.wait_for("too many")
+        refusal = cell.client.refusals["too many"]
+        assert (refusal.kind, refusal.reason) == (
+            "overloaded",
+            "2 requests are waiting and 1 would come; the bound is 2 (scheduler.max_num_waiting); try "
+            "again later",
+        )
+        assert not cell.ranks.may_answer.is_set()
+        cell.client.send(Abort("first"))
+        cell.ranks.may_answer.set()
+        cell.client.wait_for("second", "running")
+        assert cell.client.tokens["second"] == oracle(PROMPT, 2)[0]
+        for request_id in ("third", "fourth"):
+            cell.client.submit(request_id, PROMPT, 2)
+        cell.client.wait_for("third", "fourth")
+        assert set(cell.client.refusals) == {"too many"}
+
+
 def test_a_request_that_can_never_fit_is_refused_as_invalid(cell: ContentCell) -> None:
     cell.client.submit("huge", PROMPT, 1000)
     cell.client.wait_for("huge")
