@@ -16,8 +16,8 @@ def changes(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         "messages": _change(before["messages"], after["messages"]),
         "bytes": _change(before["bytes"], after["bytes"]),
         "time to first token": _change(before["ttft_seconds_p50"], after["ttft_seconds_p50"]),
-        "prompt tokens per second": _change(
-            before["tokens_per_second"], after["tokens_per_second"]
+        "tokens per second of the request": _change(
+            before["request_tokens_per_second"], after["request_tokens_per_second"]
         ),
     }
 

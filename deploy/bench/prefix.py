@@ -121,6 +121,11 @@ class Sample:
         seconds = self.generation.token_seconds
         return (len(seconds) - 1) / (seconds[-1] - seconds[0])
 
+    @property
+    def request_seconds(self) -> float:
+        """Until the last token."""
+        return self.copy_seconds + self.generation.token_seconds[-1]
+
     def part_seconds(self, part: str) -> float:
         """Of the request's home rank, which all others wait for and which waits for all others."""
         return self._sum(lambda step: float(getattr(_at_home(step).timings, part)))
@@ -245,7 +250,11 @@ def row_of(
 
     Seconds, messages and bytes are medians over the repeats of sums over the prefill steps, messages and bytes over the
     ranks too; rates follow from medians. The 99th percentile is a sample, the slowest one of up to 100.
+
+    tokens_per_second          prompt tokens by the time to the first token: says no more than that time
+    request_tokens_per_second  prompt and output tokens by the time to the last token
     """
+    num_output_tokens = len(samples[0].generation.token_ids)
     ttft = [sample.ttft_seconds for sample in samples]
     parts = {f"{part}_seconds": _median([s.part_seconds(part) for s in samples]) for part in PARTS}
     generations = [sample.generation for sample in samples]
@@ -262,6 +271,9 @@ def row_of(
         "ttft_seconds_p50": _median(ttft),
         "ttft_seconds_p99": round(float(np.percentile(ttft, 99, method="higher")), 5),
         "tokens_per_second": round(num_prompt_tokens / median(ttft), 1),
+        "request_tokens_per_second": round(
+            (num_prompt_tokens + num_output_tokens) / median(s.request_seconds for s in samples), 1
+        ),
         "output_tokens_per_second": round(median(s.output_tokens_per_second for s in samples), 1),
         "repeats": len(samples),
         "prefill_steps": min(len(g.prefill) for g in generations),

@@ -67,6 +67,7 @@ def test_a_row_tells_where_the_time_went(rows: Any, row: str) -> None:
     assert rows[row]["ttft_seconds_p50"] <= rows[row]["ttft_seconds_p99"]
     assert rows[row]["attention_seconds"] > 0
     assert rows[row]["tokens_per_second"] > 0
+    assert rows[row]["request_tokens_per_second"] > 0
     assert rows[row]["output_tokens_per_second"] > 0
     assert rows[row]["repeats"] == 2
 
@@ -110,9 +111,9 @@ def test_a_pass_that_needs_hidden_states_takes_nothing_from_the_cache(rows: Any,
 
 def test_changes_are_relative_to_the_row_that_meets_the_gate() -> None:
     fields = {"gate_seconds": 2.0, "dispatch_seconds": 3.0, "combine_seconds": 1.0, "messages": 10}
-    fields |= {"bytes": 100, "ttft_seconds_p50": 8.0, "tokens_per_second": 50.0}
+    fields |= {"bytes": 100, "ttft_seconds_p50": 8.0, "request_tokens_per_second": 50.0}
     after = {"gate_seconds": 0.0, "dispatch_seconds": 1.0, "combine_seconds": 1.0, "messages": 9}
-    after |= {"bytes": 100, "ttft_seconds_p50": 4.0, "tokens_per_second": 100.0}
+    after |= {"bytes": 100, "ttft_seconds_p50": 4.0, "request_tokens_per_second": 75.0}
     rows = [{"row": "kv_replay_planned", **after}, {"row": "kv_gate", **fields}]
     assert changes(rows) == {
         "gate": -1.0,
@@ -120,7 +121,7 @@ def test_changes_are_relative_to_the_row_that_meets_the_gate() -> None:
         "messages": pytest.approx(-0.1),
         "bytes": 0.0,
         "time to first token": -0.5,
-        "prompt tokens per second": 1.0,
+        "tokens per second of the request": 0.5,
     }
 
 
@@ -173,6 +174,20 @@ def test_percentiles_are_of_the_time_to_the_first_token(
     assert row["ttft_seconds_min"] == min(seconds)
     assert (row["ttft_seconds_p50"], row["ttft_seconds_p99"]) == (p50, p99)
     assert row["tokens_per_second"] == round(10 / p50, 1)
+
+
+def test_tokens_per_second_of_a_request_are_all_its_tokens_by_the_time_of_the_last_one() -> None:
+    """Three output tokens, the last one two seconds after the first."""
+    samples = [Sample(make_generation([5, 6, 7], first_token=second)) for second in (3.0, 9.0, 2.0)]
+    row = row_of("cold", samples, ep_size=2, num_prompt_tokens=17)
+    assert row["request_tokens_per_second"] == (17 + 3) / (3.0 + 2)
+    assert row["tokens_per_second"] == round(17 / 3.0, 1)
+
+
+def test_the_copy_of_kv_is_part_of_the_request() -> None:
+    sample = Sample(make_generation([5, 6], first_token=1.0), copy_seconds=2.0)
+    row = row_of("kv_copy", [sample], ep_size=2, num_prompt_tokens=10)
+    assert row["request_tokens_per_second"] == (10 + 2) / (2.0 + 1.0 + 1)
 
 
 def test_a_repeat_has_every_measured_row_once_and_plans_are_compiled_before_they_are_found() -> (
