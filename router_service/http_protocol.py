@@ -42,9 +42,7 @@ class JsonErrorProtocol(HttpToolsProtocol):
         self._num_received += len(data)
         self._num_in_piece = len(data)
         super().data_received(data)
-        if (
-            self._is_idle
-        ):  # a line break before a request ends uvicorn's wait for the next one and begins none
+        if self._is_unwatched:
             self._watch()
         is_head = self._deadline is not None and not self._head_complete
         if is_head and self._num_received > MAX_HEAD_BYTES:
@@ -52,7 +50,8 @@ class JsonErrorProtocol(HttpToolsProtocol):
             self._refuse(HeadTooLargeError(limit))
 
     @property
-    def _is_idle(self) -> bool:
+    def _is_unwatched(self) -> bool:
+        """A line break before a request ends uvicorn's wait for the next one and begins none."""
         waits = self.timeout_keep_alive_task is not None
         return not waits and (self.cycle is None or self.cycle.response_complete)
 
