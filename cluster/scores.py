@@ -89,7 +89,7 @@ class ScoreColumns(msgspec.Struct, frozen=True):
         return TokenScores(rows)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class TokenScores:
     """Scores of T consecutive tokens, as the prefix store keeps them.
 

@@ -1,6 +1,7 @@
 """Takes blocks out of the tree, oldest first, and keeps pools, account and queues in step with it."""
 
 from functools import partial
+from heapq import nlargest
 
 from cluster.types import Rank
 from prefix_store.block_pool import BlockPool
@@ -59,14 +60,16 @@ class Evictor:
             self.evict_routes(leaf, excess)
         return num_blocks
 
-    def make_score_room(self, max_score_blocks: int) -> bool:
-        """Evicts scores until so many blocks are left; False if the rest is leased."""
-        while self._account.scores.stored > max_score_blocks:
+    def make_score_room(self, num_blocks: int, max_score_blocks: int) -> int:
+        """Evicts scores until those of so many further blocks fit. Returns of how many they do: fewer, perhaps none, if
+        the rest is leased."""
+        account = self._account.scores
+        while (excess := account.stored + num_blocks - max_score_blocks) > 0:
             node = self.score_queue.oldest()
             if node is None:
-                return False
-            self.evict_scores(node, 1)
-        return True
+                return num_blocks - excess
+            self.evict_scores(node, excess)
+        return num_blocks
 
     def evict_kv(self, node: RadixNode, rank: Rank, num_blocks: int) -> int:
         """Up to so many KV blocks from the node's end; no child has any on this rank. Returns how many."""
@@ -90,7 +93,7 @@ class Evictor:
         assert parent is not None
         count = min(num_blocks, len(payload.routes) - payload.num_blocks_with_kv)
         end = len(payload.routes) - count
-        self._drop_scores(leaf, [block for block in payload.scores if block >= end])
+        self._drop_scores(leaf, [b for b in range(end, end + count) if b in payload.scores])
         self._tree.remove_tail(leaf, count)
         self._account.routes.unleased -= count
         self.route_blocks_evicted += count
@@ -101,7 +104,7 @@ class Evictor:
 
     def evict_scores(self, node: RadixNode, num_blocks: int) -> int:
         """Of up to so many blocks of an unleased node, the last ones. Returns of how many."""
-        blocks = sorted(node.payload.scores)[-num_blocks:]
+        blocks = nlargest(num_blocks, node.payload.scores)
         self._drop_scores(node, blocks)
         return len(blocks)
 

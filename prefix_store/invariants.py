@@ -14,6 +14,7 @@ from prefix_store.eviction import (
     score_eviction_stamp,
 )
 from prefix_store.evictor import Evictor
+from prefix_store.packed_scores import unpack
 from prefix_store.radix_tree import RadixNode, RadixTree
 from prefix_store.size_account import SizeAccount
 
@@ -70,8 +71,9 @@ class InvariantCheck:
             at = f"node at block {node.first_block}"
             for block, record in node.payload.scores.items():
                 self.require(0 <= block < node.num_blocks, f"{at}: scores of no block")
-                self.require(record.num_tokens == self._block_size, f"{at}: scores of a part")
-                self.require(bool(record.known.any()), f"{at}: scores of no token")
+                scores = unpack(record)
+                self.require(scores.num_tokens == self._block_size, f"{at}: scores of a part")
+                self.require(bool(scores.known.any()), f"{at}: scores of no token")
 
     def kv_is_contiguous(self) -> None:
         """kv[rank] is a prefix of a node's blocks, and only below a parent that has all of its own."""

@@ -2,11 +2,9 @@
 
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from cluster.scores import TokenScores
 from cluster.types import BlockId, Rank
 from prefix_store.packed_routes import PackedRoutes
+from prefix_store.packed_scores import ScoreOffer
 
 
 @dataclass(eq=False, slots=True)
@@ -27,8 +25,8 @@ class NodePayload:
     routes: PackedRoutes = field(default_factory=PackedRoutes)
     kv: dict[Rank, list[BlockId]] = field(default_factory=dict)
     kv_stamps: dict[Rank, int] = field(default_factory=dict)
-    scores: dict[int, TokenScores] = field(default_factory=dict)
-    """By block of the node."""
+    scores: dict[int, bytes] = field(default_factory=dict)
+    """By block of the node, as packed_scores has them."""
 
     def num_kv_blocks(self, rank: Rank) -> int:
         return len(self.kv.get(rank, ()))
@@ -61,12 +59,12 @@ class NodePayload:
             part.scores[place] = record
         return head
 
-    def fill_scores(self, block: int, block_size: int, start: int, scores: TokenScores) -> int:
-        """Takes scores of a block's tokens from `start` on where none is known; mutates. Returns how many it took."""
+    def fill_scores(self, block: int, offer: ScoreOffer, offered: int) -> int:
+        """Takes an offer's scores of a block, its number `offered` in there, where none is known; mutates. Returns how
+        many it took."""
         record = self.scores.get(block)
-        if record is None and scores.num_tokens == block_size:
-            self.scores[block] = TokenScores(scores.rows.copy())
-            return int(np.count_nonzero(scores.known))
         if record is None:
-            record = self.scores[block] = TokenScores.unknown(block_size)
-        return record.fill(start, scores)
+            self.scores[block] = offer.packed(offered)
+            return offer.num_known(offered)
+        self.scores[block], taken = offer.merged(record, offered)
+        return taken

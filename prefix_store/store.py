@@ -24,6 +24,7 @@ from prefix_store.invariants import InvariantCheck
 from prefix_store.lease import LeasedPath
 from prefix_store.offer import Offer
 from prefix_store.packed_routes import PackedRoutes
+from prefix_store.packed_scores import ScoreOffer, unknown_scores, unpack
 from prefix_store.payload import NodePayload
 from prefix_store.radix_tree import BlockKeys, RadixNode, RadixTree, TreePath, path_from_root
 from prefix_store.size_account import SizeAccount
@@ -62,6 +63,7 @@ class PrefixStore:
         self._route_block_bytes = block_size * route_shape.bytes_per_token
         self._max_route_blocks = route_budget_bytes // self._route_block_bytes
         self._score_block_bytes = block_size * SCORE_BYTES
+        self._no_scores = unknown_scores(block_size)
         self._max_score_blocks = score_budget_bytes // self._score_block_bytes
         self._kv_bytes_per_block = kv_bytes_per_block
         _check_route_budget(num_ranks * num_kv_blocks, self._route_block_bytes, route_budget_bytes)
@@ -194,34 +196,33 @@ class PrefixStore:
     def scores(self, lease: Lease, start: int, end: int) -> TokenScores:
         """A copy of what is known of tokens [start, end) under the lease. Raises StoreError if the range leaves it."""
         path = self._held_range(lease, start, end)
-        found = TokenScores.unknown(end - start)
-        for node in path_from_root(path.end_node, start // self._block_size):
-            for block, record in node.payload.scores.items():
-                first = (node.first_block + block) * self._block_size
-                begin, stop = max(start - first, 0), min(end - first, self._block_size)
-                if begin < stop:
-                    found.fill(first + begin - start, record.slice(begin, stop))
-        return found
+        first_block, end_block = start // self._block_size, -(-end // self._block_size)
+        packed = bytearray()
+        for node in path_from_root(path.end_node, first_block):
+            first, end_of_node = max(first_block, node.first_block), min(end_block, node.end_block)
+            places = range(first - node.first_block, end_of_node - node.first_block)
+            packed += b"".join([node.payload.scores.get(p, self._no_scores) for p in places])
+        skipped = first_block * self._block_size
+        return unpack(packed).slice(start - skipped, end - skipped)
 
     def record_scores(self, lease: Lease, start: int, scores: TokenScores) -> int:
         """Scores of the tokens from `start` on, under the lease: taken where none is known yet, as long as the score
         budget has room. Returns how many were taken. Raises StoreError if the range leaves the lease."""
         path = self._held_range(lease, start, start + scores.num_tokens)
-        num_known = [0, *np.cumsum(scores.known).tolist()]
-        size, taken = self._block_size, 0
-        for node in path_from_root(path.end_node, start // size):
-            for block in range(node.num_blocks):
-                first = (node.first_block + block) * size - start
-                begin, stop = max(first, 0), min(first + size, scores.num_tokens)
-                if begin >= stop or num_known[begin] == num_known[stop]:
-                    continue
-                if block not in node.payload.scores:
-                    if not self._evictor.make_score_room(self._max_score_blocks - 1):
+        offer = ScoreOffer(start, scores, self._block_size)
+        taken = 0
+        for node in path_from_root(path.end_node, offer.first_block):
+            first, known = node.first_block, node.payload.scores
+            blocks = offer.blocks_between(first, node.end_block)
+            num_absent = sum(block - first not in known for block in blocks)
+            room = self._evictor.make_score_room(num_absent, self._max_score_blocks)
+            self._account.scores.leased += room
+            for block in blocks:
+                if block - first not in known:
+                    if not room:
                         return taken
-                    self._account.scores.leased += 1
-                taken += node.payload.fill_scores(
-                    block, size, begin - first, scores.slice(begin, stop)
-                )
+                    room -= 1
+                taken += node.payload.fill_scores(block - first, offer, block)
         return taken
 
     def allocate(self, rank: Rank, num_blocks: int) -> list[BlockId] | None:

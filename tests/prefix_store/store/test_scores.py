@@ -1,6 +1,11 @@
 """Scores in the store: filled in, never changed, cut with their node, evicted by their own budget."""
 
+import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +26,8 @@ from tests.prefix_store.builders import (
     tokens,
     write,
 )
+
+TraceFunction = Callable[[FrameType, str, Any], Any]
 
 
 def made(values: list[float]) -> TokenScores:
@@ -180,3 +187,75 @@ def test_weights_of_another_content_find_nothing_of_what_was_stored_under_the_sa
     finish(store, again)
     assert store.match(namespaces[0], tokens(12)) == before
     store.check_invariants()
+
+
+def test_a_range_is_found_whatever_else_its_node_holds() -> None:
+    store = make_store(num_kv_blocks=64, max_score_blocks=64)
+    written = write(store, tokens(256))
+    assert store.record_scores(written.lease, 250, falling(250, 256)) == 6
+    assert store.record_scores(written.lease, 0, falling(0, 256)) == 250
+    for start, end in ((0, 3), (97, 106), (128, 128), (255, 256)):
+        found = store.scores(written.lease, start, end).rows["chosen_logprob"]
+        assert found.tolist() == [-float(position) for position in range(start, end)]
+
+
+def test_one_block_costs_the_same_at_the_end_of_a_leaf_however_long_that_is() -> None:
+    costs = []
+    for num_blocks in (16, 1024):
+        store = make_store(num_kv_blocks=num_blocks, max_score_blocks=num_blocks)
+        end = num_blocks * BLOCK_SIZE
+        written = write(store, tokens(end))
+        last = end - BLOCK_SIZE
+        costs.append(
+            (
+                num_lines_run(
+                    partial(store.record_scores, written.lease, last, falling(last, end))
+                ),
+                num_lines_run(partial(store.scores, written.lease, last, end)),
+            )
+        )
+        store.record_scores(written.lease, 0, falling(0, end))
+        costs[-1] += (num_lines_run(partial(store.scores, written.lease, last, end)),)
+    assert costs[0] == costs[1]
+
+
+def test_eviction_takes_the_last_scores_of_a_node_first() -> None:
+    store = make_store(max_score_blocks=4)
+    first = write(store, tokens(16))
+    store.record_scores(first.lease, 0, falling(0, 16))
+    finish(store, first)
+    second = write(store, tokens(8, first=1000))
+    assert store.record_scores(second.lease, 0, falling(0, 8)) == 8
+    store.check_invariants()
+    known = [-float(position) for position in range(8)]
+    assert read(store, 16)[:8] == known
+    assert np.isnan(read(store, 16)[8:]).all()
+    assert store.stats().score_blocks_evicted == 2
+
+
+def test_the_first_blocks_are_recorded_when_the_budget_has_no_room_for_all() -> None:
+    store = make_store(max_score_blocks=2)
+    written = write(store, tokens(16))
+    assert store.record_scores(written.lease, 2, falling(2, 16)) == 2 + BLOCK_SIZE
+    assert (
+        store.scores(written.lease, 0, 16).known.tolist() == [False] * 2 + [True] * 6 + [False] * 8
+    )
+    store.check_invariants()
+
+
+def num_lines_run(call: Callable[[], object]) -> int:
+    """Of Python, also in what it calls: a cost that no clock disturbs."""
+    count = 0
+
+    def on_event(_frame: FrameType, event: str, _argument: object) -> TraceFunction:
+        nonlocal count
+        count += event == "line"
+        return on_event
+
+    before = sys.gettrace()
+    sys.settrace(on_event)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return count
