@@ -7,7 +7,8 @@ import argparse
 import itertools
 import sys
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,6 +18,7 @@ from locust import User, events
 from locust.argument_parser import LocustArgumentParser
 from locust.env import Environment
 from locust.runners import LocalRunner
+from locust.stats import StatsError
 
 from loadtest.answer import Answer, AnswerFailed, TokenCounts, read_answer
 from loadtest.report import FULL, ITL, LATE, TTFT, LatencyRow, LoadReport, to_json, to_markdown
@@ -217,5 +219,13 @@ def _load_report(environment: Environment, load: Load) -> LoadReport:
             )
         ],
         tokens=load.tokens,
-        errors={str(error.error): error.occurrences for error in stats.errors.values()},
+        errors=_error_counts(stats.errors.values()),
     )
+
+
+def _error_counts(errors: Iterable[StatsError]) -> dict[str, int]:
+    """By message: locust keeps one entry per kind of user."""
+    counts: Counter[str] = Counter()
+    for error in errors:
+        counts[str(error.error)] += error.occurrences
+    return dict(counts)

@@ -45,6 +45,15 @@ def test_an_error_in_a_stream_is_a_failure_and_leaves_the_others_alone() -> None
     assert report.model == "scripted"
 
 
+def test_the_same_error_of_two_kinds_of_users_is_counted_for_both() -> None:
+    broken = {"/v1/chat/completions": BROKEN, "/v1/completions": BROKEN}
+    with scripted_server(broken) as url:
+        report = run_locust(url, users=2, seconds=1)
+    failures = {row.user: row.failures for row in report.rows if row.kind == FULL}
+    assert min(failures["chat"], failures["shared prefix"]) > 0
+    assert report.errors == {"error in the stream: rank 2 died": sum(failures.values())}
+
+
 def test_a_trace_is_sent_row_by_row_as_it_is_due(tmp_path: Path) -> None:
     rows = [(0, 600, [1, 2]), (500, 100, [3]), (60_000, 100, [3]), (100, 512 * 300, [*range(300)])]
     trace = tmp_path / "trace.jsonl"
