@@ -11,7 +11,7 @@ def test_every_shape_has_a_row_with_times_and_bytes(ep_size: int) -> None:
     for row in rows:
         assert row["ep_size"] == ep_size
         assert row["compile_ms_per_1000_tokens"] > 0
-        assert row["join_ms_per_step_of_512"] > 0
+        assert row["plan_ms_per_step_of_512"] > 0
         assert row["bytes_all_ranks_per_1000_tokens"] >= row["bytes_source_rank_per_1000_tokens"]
 
 
