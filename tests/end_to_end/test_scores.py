@@ -11,7 +11,6 @@ import torch
 from tests.helpers.equality import ReferenceModel
 from tests.helpers.laboratory import DEMO, MODELS, Laboratory
 from tests.helpers.states import Bench, ObservedRanks, observed_ranks, random_prompt
-from tests.helpers.tiny_checkpoints import DEMO_MODEL_DIR
 
 TOLERANCE = 1e-4
 MAX_TOKENS = 5
@@ -19,15 +18,30 @@ LENGTHS = (1, 2, 16, 17, 33, 100)
 Scores = npt.NDArray[np.void]
 
 
-@pytest.fixture(scope="module", params=[1, 2, 4])
-def observed(request: pytest.FixtureRequest) -> Iterator[ObservedRanks]:
-    with observed_ranks(DEMO_MODEL_DIR, ep_size=request.param) as observed:
+@pytest.fixture(scope="module")
+def laboratory(tmp_path_factory: pytest.TempPathFactory) -> Laboratory:
+    return Laboratory(tmp_path_factory.mktemp("models"))
+
+
+CELLS = [(DEMO, 1), (DEMO, 2), (DEMO, 4), ("qwen3", 2)]
+
+
+@pytest.fixture(scope="module", params=CELLS, ids=lambda cell: f"{cell[0]}-ep{cell[1]}")
+def cell(request: pytest.FixtureRequest) -> tuple[str, int]:
+    """Model and number of ranks."""
+    model, ep_size = request.param
+    return model, ep_size
+
+
+@pytest.fixture(scope="module")
+def observed(laboratory: Laboratory, cell: tuple[str, int]) -> Iterator[ObservedRanks]:
+    with observed_ranks(laboratory.model_dir(cell[0]), ep_size=cell[1]) as observed:
         yield observed
 
 
 @pytest.fixture(scope="module")
-def reference() -> ReferenceModel:
-    return ReferenceModel(DEMO_MODEL_DIR)
+def reference(laboratory: Laboratory, cell: tuple[str, int]) -> ReferenceModel:
+    return laboratory.reference(cell[0])
 
 
 def scored(bench: Bench, prompt: list[int], **sampling: object) -> tuple[list[int], Scores]:
@@ -61,12 +75,12 @@ def test_scores_are_the_same_bytes_in_every_state_and_those_of_transformers(
     bench = observed.bench(budget=64, fragment_tokens=32 * planned)
     output, cold = scored(bench, prompt)
     assert_close(cold, [*prompt, *output], reference)
-    for part in (None, "kv", "scores", "routes"):
-        if part is not None:
+    for parts in ((), ("kv",), ("scores",), ("kv", "scores"), ("routes",)):
+        for part in parts:
             bench.harness.engine.evict(part)
         again_output, again = scored(bench, prompt)
         assert again_output == output
-        assert again.tobytes() == cold.tobytes(), part
+        assert again.tobytes() == cold.tobytes(), parts
 
 
 @pytest.mark.parametrize("budget", [1, 7, 512])
