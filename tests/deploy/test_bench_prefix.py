@@ -1,8 +1,9 @@
 """`pointsman bench prefix` at sizes of a few seconds, on a random checkpoint."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,13 @@ from cluster.config import load_config
 from cluster.errors import CellError
 from cluster.messages import Completion, SentTraffic, StepResult, StepTimings
 from cluster.scores import ScoreColumns
+from deploy.bench import chart
 from deploy.bench.comparison import changes
 from deploy.bench.local_cell import Generation, WatchedStep
 from deploy.bench.prefix import PrefixSizes, Sample, check_equal, row_of, run, run_order
 from deploy.cli import main
 from router_service.step_observer import StepTimeline
+from tests.deploy.test_chart import png_size
 from tests.helpers.tiny_checkpoints import write_tiny_checkpoint
 
 ROWS = [
@@ -218,18 +221,20 @@ def test_rows_that_disagree_in_their_output_are_not_reported() -> None:
         check_equal(samples)
 
 
-def test_the_command_prints_a_table_and_writes_json(
+def test_the_command_prints_a_table_writes_json_and_draws(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model, file = write_tiny_checkpoint(tmp_path / "model", seed=1), tmp_path / "prefix.json"
+    picture = tmp_path / "prefix.png"
     arguments = ["--model", str(model), "--ep-size", "1", "--deterministic", "--json", str(file)]
-    assert main(["bench", "prefix", *SIZES, *arguments]) == 0
+    assert main(["bench", "prefix", *SIZES, *arguments, "--png", str(picture)]) == 0
     report = json.loads(file.read_text())
     assert set(report) == {"machine", "command", "rows"}
     assert [row["row"] for row in report["rows"]] == ROWS
     output = capsys.readouterr().out
     assert "| replay_planned |" in output
     assert "kv_replay_planned over kv_gate: gate " in output
+    assert png_size(picture) == (chart.WIDTH_PIXELS, chart.height_pixels(len(ROWS)))
 
 
 @pytest.mark.parametrize(
@@ -251,13 +256,22 @@ def test_what_cannot_be_measured_is_refused_in_one_line(
     assert told in line
 
 
-@pytest.mark.skipif(find_spec("matplotlib") is not None, reason="it is there")
-def test_a_picture_without_matplotlib_is_refused_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["bench", "prefix", "--png", str(tmp_path / "prefix.png")]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "needs matplotlib" in line
+WITHOUT_MATPLOTLIB = """
+import sys
+sys.modules["matplotlib"] = None
+from deploy.cli import main
+sys.exit(main(["bench", "prefix", "--png", sys.argv[1]]))
+"""
+
+
+def test_a_picture_without_matplotlib_is_refused_in_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "prefix.png"
+    command = [sys.executable, "-c", WITHOUT_MATPLOTLIB, str(file)]
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert refused.returncode == 2
+    (line,) = refused.stderr.splitlines()
+    assert f"--png {file} needs matplotlib" in line
+    assert not file.exists()
 
 
 def make_generation(
