@@ -1,4 +1,8 @@
-"""Does a planned cell fit the host it would start on. Pure."""
+"""Does a planned cell fit the host it would start on. Pure.
+
+What `check` prints is added up: weights, KV pools and all budgets, full. What the processes take beside that is not in
+it: interpreter, libraries, activations.
+"""
 
 from dataclasses import dataclass
 
@@ -16,10 +20,11 @@ class Host:
 
 def shortfalls(plan: CellPlan, host: Host) -> tuple[str, ...]:
     """What would start and then fail, or be killed by the kernel: one line each, empty if it fits."""
-    return _gpu_shortfalls(plan, host) if plan.uses_gpus else _memory_shortfalls(plan, host)
+    lines = _gpu_shortfalls(plan, host) if plan.uses_gpus else []
+    return tuple(lines + _memory_shortfalls(plan, host.memory_bytes))
 
 
-def _gpu_shortfalls(plan: CellPlan, host: Host) -> tuple[str, ...]:
+def _gpu_shortfalls(plan: CellPlan, host: Host) -> list[str]:
     lines = []
     if plan.ep_size > host.num_gpus:
         lines.append(
@@ -28,37 +33,62 @@ def _gpu_shortfalls(plan: CellPlan, host: Host) -> tuple[str, ...]:
         )
     if host.gpu_memory_bytes is not None and _rank_bytes(plan) > host.gpu_memory_bytes:
         lines.append(
-            f"a rank takes {_shares(plan)}, which exceeds a GPU's memory ({host.gpu_memory_bytes} "
-            f"bytes): {_remedy(plan, num_ranks=1, memory_bytes=host.gpu_memory_bytes)}"
+            f"a rank takes {_rank_shares(plan)}, which exceeds a GPU's memory ({host.gpu_memory_bytes} "
+            f"bytes): {_remedy(plan, 1, host.gpu_memory_bytes, with_engine=False)}"
         )
-    return tuple(lines)
+    return lines
 
 
-def _memory_shortfalls(plan: CellPlan, host: Host) -> tuple[str, ...]:
-    if plan.ep_size * _rank_bytes(plan) <= host.memory_bytes:
-        return ()
-    return (
-        f"{plan.ep_size} ranks that take {_shares(plan)} each exceed this host's memory "
-        f"({host.memory_bytes} bytes): {_remedy(plan, num_ranks=plan.ep_size, memory_bytes=host.memory_bytes)}",
-    )
+def _memory_shortfalls(plan: CellPlan, memory_bytes: int) -> list[str]:
+    """Ranks on GPUs hold nothing of theirs in the host's memory."""
+    num_ranks = 0 if plan.uses_gpus else plan.ep_size
+    if num_ranks * _rank_bytes(plan) + _engine_bytes(plan) <= memory_bytes:
+        return []
+    ranks = f"{num_ranks} ranks that take {_rank_shares(plan)} each and " if num_ranks else ""
+    exceed = "exceed" if num_ranks else "exceeds"
+    return [
+        f"{ranks}an engine that takes {_engine_shares(plan)} {exceed} this host's memory "
+        f"({memory_bytes} bytes): {_remedy(plan, num_ranks, memory_bytes, with_engine=True)}"
+    ]
 
 
 def _rank_bytes(plan: CellPlan) -> int:
-    return plan.weight_bytes_per_rank + plan.kv_bytes_per_rank
+    return plan.weight_bytes_per_rank + plan.kv_bytes_per_rank + plan.plan_budget_bytes
 
 
-def _shares(plan: CellPlan) -> str:
+def _engine_bytes(plan: CellPlan) -> int:
+    return plan.route_budget_bytes + plan.score_budget_bytes
+
+
+def _rank_shares(plan: CellPlan) -> str:
     return (
         f"{_rank_bytes(plan)} bytes (weights {plan.weight_bytes_per_rank}, "
-        f"KV pool {plan.kv_bytes_per_rank})"
+        f"KV pool {plan.kv_bytes_per_rank}, dispatch plans {plan.plan_budget_bytes})"
     )
 
 
-def _remedy(plan: CellPlan, *, num_ranks: int, memory_bytes: int) -> str:
+def _engine_shares(plan: CellPlan) -> str:
+    return (
+        f"{_engine_bytes(plan)} bytes (routes {plan.route_budget_bytes}, "
+        f"scores {plan.score_budget_bytes})"
+    )
+
+
+def _remedy(plan: CellPlan, num_ranks: int, memory_bytes: int, *, with_engine: bool) -> str:
+    """What takes most of what can be lowered; routes cannot be fewer than those of the KV pools."""
     weight_bytes = num_ranks * plan.weight_bytes_per_rank
-    if weight_bytes <= memory_bytes:
-        return "lower --kv-memory or --num-kv-blocks"
-    halved = plan.dtype == "float32" and not plan.deterministic
-    return f"the weights alone need {weight_bytes}" + (
-        "; --dtype bfloat16 takes half" if halved else "; take a larger host"
-    )
+    if weight_bytes > memory_bytes:
+        halved = plan.dtype == "float32" and not plan.deterministic
+        return f"the weights alone need {weight_bytes}" + (
+            "; --dtype bfloat16 takes half" if halved else "; take a larger host"
+        )
+    shares = {
+        "--kv-memory or --num-kv-blocks": num_ranks * plan.kv_bytes_per_rank,
+        "store.plan_memory": num_ranks * plan.plan_budget_bytes,
+    }
+    if with_engine:
+        shares |= {
+            "--route-memory": plan.route_budget_bytes,
+            "--score-memory": plan.score_budget_bytes,
+        }
+    return f"lower {max(shares, key=lambda name: shares[name])}"

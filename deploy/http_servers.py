@@ -11,12 +11,18 @@ import ray
 import ray.exceptions
 
 from cluster.log import logger
-from deploy.actor_calls import End, end_of, result_of
+from deploy.actor_calls import end_of, result_of
 from deploy.actors.http_server import StartedHttpServer
 from router_service.http_server import BoundPorts
 
 START_PAUSE_SECONDS = 5.0
 """At least so long between two starts of one server, so that one that always ends does not keep the host busy."""
+START_SECONDS = 60.0
+"""So long may a server take that is started again, and twice as long after each start that failed; as the pause before
+the next one."""
+MAX_DOUBLINGS = 4
+MAX_SLOW_STARTS = 3
+"""In a row of one server, until a cell that no other serves is given up."""
 
 _LOG = logger("serve")
 
@@ -28,18 +34,41 @@ class _Server:
     actor: Any
     call: Any
     started_seconds: float
+    num_failed_starts: int
+    """In a row, right before this one."""
     pid: int | None = None
+
+    @property
+    def limit_seconds(self) -> float:
+        """Of its start."""
+        return START_SECONDS * _backoff(self.num_failed_starts)
+
+
+@dataclass(frozen=True)
+class _NextStart:
+    due_seconds: float
+    num_failed_starts: int
 
 
 class HttpServers:
-    """Owner of the actors. `start` comes first; then whoever watches `calls` brings what has ended to `take`."""
+    """Owner of the actors. `start` comes first; then whoever watches `calls` brings what has ended to `take`, and asks
+    for `start_due` and `end_overdue` now and then."""
 
-    def __init__(self, make_actor: Callable[[], Any], num_servers: int) -> None:
+    def __init__(
+        self,
+        make_actor: Callable[[], Any],
+        num_servers: int,
+        *,
+        kill_actor: Callable[[Any], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._make_actor = make_actor
         self._num_servers = num_servers
+        self._kill_actor = kill_actor or _kill
+        self._clock = clock
         self._servers: list[_Server] = []
-        self._due_seconds: list[float] = []
-        """When to start those that have ended."""
+        self._next_starts: list[_NextStart] = []
+        """Of those that have ended."""
         self.ports = BoundPorts(0, 0)
 
     def start(self, ports: BoundPorts, deadline: float) -> None:
@@ -67,29 +96,49 @@ class HttpServers:
             with contextlib.suppress(ray.exceptions.RayError):
                 self._serve(server, ray.get(call, timeout=1.0))
                 return None
-        return self._end(server, end_of(call))
+        reason = end_of(call).reason
+        if server.pid is None and not self._others_serve(server):
+            self._remove(server)
+            return f"the HTTP server ended: {reason}"
+        self._start_later(server, reason)
+        return None
 
     def start_due(self) -> None:
         """Starts again what has waited for it."""
-        now = time.monotonic()
-        due = [seconds for seconds in self._due_seconds if seconds <= now]
-        self._due_seconds = [seconds for seconds in self._due_seconds if seconds > now]
-        for _ in due:
-            self._begin(self._make_actor())
+        now = self._clock()
+        due = [start for start in self._next_starts if start.due_seconds <= now]
+        self._next_starts = [start for start in self._next_starts if start.due_seconds > now]
+        for start in due:
+            self._begin(self._make_actor(), start.num_failed_starts)
+
+    def end_overdue(self) -> str | None:
+        """Gives up starts that take too long: a constructor that hangs, or Ray finds no place for the actor. They are
+        tried again. Returns why the cell cannot be served any more, as `take` does, after several of them."""
+        now = self._clock()
+        starting = [server for server in self._servers if server.pid is None]
+        for server in [s for s in starting if now > s.started_seconds + s.limit_seconds]:
+            num_slow = server.num_failed_starts + 1
+            reason = f"did not start within {server.limit_seconds:.0f} s (attempt {num_slow})"
+            if num_slow >= MAX_SLOW_STARTS and not self._others_serve(server):
+                self._remove(server)
+                return f"the HTTP server {reason}"
+            self._start_later(server, reason)
+        return None
 
     def stop(self, seconds: float, reason: str) -> None:
         """Ends open streams with `reason`, all servers at once, and then the processes."""
-        self._due_seconds.clear()
+        self._next_starts.clear()
         stops = [s.actor.stop.remote(seconds, reason) for s in self._servers if s.pid is not None]
         if stops:
             ray.wait(stops, num_returns=len(stops), timeout=seconds + 1)
 
     def kill(self) -> None:
         while self._servers:
-            _kill(self._servers.pop().actor)
+            self._kill_actor(self._servers.pop().actor)
 
-    def _begin(self, actor: Any) -> _Server:
-        server = _Server(actor, actor.start.remote(self.ports), time.monotonic())
+    def _begin(self, actor: Any, num_failed_starts: int = 0) -> _Server:
+        call = actor.start.remote(self.ports)
+        server = _Server(actor, call, self._clock(), num_failed_starts)
         self._servers.append(server)
         return server
 
@@ -99,14 +148,32 @@ class HttpServers:
         server.call = server.actor.run.remote()
         _LOG.info("http server serves pid=%d port=%d", started.pid, started.ports.port)
 
-    def _end(self, server: _Server, end: End) -> str | None:
+    def _others_serve(self, server: _Server) -> bool:
+        return any(other.pid is not None for other in self._servers if other is not server)
+
+    def _remove(self, server: _Server) -> None:
         self._servers.remove(server)
-        _kill(server.actor)
-        if server.pid is None and all(other.pid is None for other in self._servers):
-            return f"the HTTP server ended: {end.reason}"
-        _LOG.warning("http server lost pid=%s reason=%r", server.pid, end.reason)
-        self._due_seconds.append(server.started_seconds + START_PAUSE_SECONDS)
-        return None
+        self._kill_actor(server.actor)
+
+    def _start_later(self, server: _Server, reason: str) -> None:
+        self._remove(server)
+        if server.pid is not None:
+            next_start = _NextStart(server.started_seconds + START_PAUSE_SECONDS, 0)
+        else:
+            num_failed = server.num_failed_starts + 1
+            pause = START_PAUSE_SECONDS * _backoff(num_failed)
+            next_start = _NextStart(self._clock() + pause, num_failed)
+        self._next_starts.append(next_start)
+        _LOG.warning(
+            "http server lost pid=%s reason=%r starts_again_in=%.0f",
+            server.pid,
+            reason,
+            max(next_start.due_seconds - self._clock(), 0.0),
+        )
+
+
+def _backoff(num_failed_starts: int) -> int:
+    return 1 << min(num_failed_starts, MAX_DOUBLINGS)
 
 
 def _kill(actor: Any) -> None:

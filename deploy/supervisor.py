@@ -151,6 +151,8 @@ def watch(cell: Cell, stop: threading.Event) -> str | None:
     fixed = [cell.engine_ref, *cell.worker_refs]
     while not stop.is_set():
         servers.start_due()
+        if (overdue := servers.end_overdue()) is not None:
+            return overdue
         ended, _ = ray.wait([*fixed, *servers.calls], timeout=WATCH_SECONDS)
         for ref in ended:
             failure = _failure(cell, ref) if ref in fixed else servers.take(ref)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from expert_workers.model.checkpoint import INDEX_FILE, SINGLE_FILE
-from tests.helpers.tiny_checkpoints import write_json
+from tests.helpers.tiny_checkpoints import QWEN3_CONFIG, write_json
 
 Change = Callable[[Path], object]
 """Of a directory: the model's, or the one that DIR stands for."""
@@ -26,6 +26,20 @@ def with_config(**changes: Any) -> Change:
         write_json(model / "config.json", config | changes)
 
     return change
+
+
+def without_key(key: str) -> Change:
+    def change(model: Path) -> None:
+        config = json.loads((model / "config.json").read_text())
+        del config[key]
+        write_json(model / "config.json", config)
+
+    return change
+
+
+def with_qwen3(**changes: Any) -> Change:
+    """Another config: the weights are never looked at."""
+    return lambda model: write_json(model / "config.json", QWEN3_CONFIG | changes)
 
 
 def with_file(name: str, content: str | bytes) -> Change:
@@ -107,6 +121,39 @@ BAD_MODELS: dict[str, Change] = {
     "a dtype that is not computed in": with_config(dtype="float8_e4m3fn"),
     "another rotary scaling": with_config(rope_parameters=LLAMA3),
     "a key that nobody knows": with_config(attention_sinks=4),
+    "a key that is missing": without_key("q_lora_rank"),
+    "one size, two values": with_config(num_local_experts=8),
+    "a model type of another architecture": with_config(model_type="qwen3_moe"),
+    "another activation": with_config(hidden_act="gelu"),
+    "an end-of-sequence id beyond the vocabulary": with_file(
+        "generation_config.json", '{"eos_token_id": [2, 3072]}'
+    ),
+    "gate: groups that do not divide the experts": with_config(n_group=3),
+    "gate: groups of one expert": with_config(n_group=16),
+    "gate: more groups kept than there are": with_config(topk_group=5),
+    "gate: more experts per token than kept groups hold": with_config(num_experts_per_tok=9),
+    "gate: another scoring": with_config(scoring_func="softmax"),
+    "gate: another choice of experts": with_config(topk_method="greedy"),
+    "gate: a renormalisation that is neither on nor off": with_config(norm_topk_prob=None),
+    "gate: a scaling factor that is none": with_config(routed_scaling_factor=0),
+    "DeepSeek-V3: no layer with experts": with_config(first_k_dense_replace=3),
+    "DeepSeek-V3: experts in every second layer": with_config(moe_layer_freq=2),
+    "DeepSeek-V3: fewer KV heads than heads": with_config(num_key_value_heads=2),
+    "DeepSeek-V3: a rotation of half a pair": with_config(qk_rope_head_dim=7),
+    "Qwen3: a dense layer that is none of the model's": with_qwen3(mlp_only_layers=[2]),
+    "Qwen3: dense layers that are no list": with_qwen3(mlp_only_layers=1),
+    "Qwen3: all layers dense": with_qwen3(mlp_only_layers=[0, 1]),
+    "Qwen3: a step past the last layer": with_qwen3(decoder_sparse_step=3),
+    "Qwen3: a step of nothing": with_qwen3(decoder_sparse_step=0),
+    "Qwen3: KV heads that do not divide the heads": with_qwen3(num_key_value_heads=3),
+    "Qwen3: heads of an odd size": with_qwen3(head_dim=15),
+    "Qwen3: heads whose size does not follow": with_qwen3(head_dim=None, hidden_size=60),
+    "Qwen3: a sliding window": with_qwen3(use_sliding_window=True, sliding_window=4096),
+    "Qwen3: heads without norm": with_qwen3(use_qk_norm=False),
+    "Qwen3: more experts per token than experts": with_qwen3(num_experts_per_tok=17),
+    "Qwen3: groups of experts": with_qwen3(n_group=2),
+    "Qwen3: shared experts": with_qwen3(shared_expert_intermediate_size=128),
+    "Qwen3: a bias of queries, keys and values alone": with_qwen3(qkv_bias=True),
     "pickled weights": renamed(SINGLE_FILE, "pytorch_model.bin"),
     "shards without their index": renamed(SINGLE_FILE, "model-00001-of-00001.safetensors"),
     "an index that is not JSON": with_file(INDEX_FILE, "{"),

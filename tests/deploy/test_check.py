@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from cluster.config import load_config
+from deploy.cell_plan import CellPlan
 from deploy.check import describe
 from deploy.cli import main
 from deploy.host_fit import Host, shortfalls
@@ -213,12 +214,30 @@ def test_check_tells_of_a_model_with_grouped_query_attention(
 # --- hosts
 
 
-def test_the_kv_pool_may_be_too_large_for_the_host() -> None:
-    plan = preview().plan
-    needed = 4 * (plan.weight_bytes_per_rank + plan.kv_bytes_per_rank)
+def needed_bytes(plan: CellPlan) -> int:
+    """What `check` prints of each rank and of the engine, added up."""
+    described = describe(CellPreview(plan, preview().model, ()))
+    rank = ("weight_bytes_per_rank", "kv_bytes_per_rank", "plan_budget_bytes_per_rank")
+    engine = ("route_budget_bytes", "score_budget_bytes")
+    sizes: dict[str, int] = described
+    return plan.ep_size * sum(sizes[name] for name in rank) + sum(sizes[name] for name in engine)
+
+
+@pytest.mark.parametrize(
+    ("part", "remedy"),
+    [
+        ("num_kv_blocks", "--kv-memory or --num-kv-blocks"),
+        ("plan_budget_bytes", "store.plan_memory"),
+        ("route_budget_bytes", "--route-memory"),
+        ("score_budget_bytes", "--score-memory"),
+    ],
+)
+def test_every_budget_counts_and_the_largest_is_to_be_lowered(part: str, remedy: str) -> None:
+    plan = dataclasses.replace(preview().plan, **{part: 2**30})
+    needed = needed_bytes(plan)
     assert shortfalls(plan, Host(needed, 0, None)) == ()
     (line,) = shortfalls(plan, Host(needed - 1, 0, None))
-    assert f"exceed this host's memory ({needed - 1} bytes): lower --kv-memory" in line
+    assert line.endswith(f"exceed this host's memory ({needed - 1} bytes): lower {remedy}")
 
 
 def test_weights_that_alone_are_too_large_are_told_as_such() -> None:
@@ -230,7 +249,16 @@ def test_weights_that_alone_are_too_large_are_told_as_such() -> None:
 
 def test_gpus_that_are_too_few_or_too_small_are_told_one_by_one() -> None:
     plan = dataclasses.replace(preview().plan, uses_gpus=True)
-    assert shortfalls(plan, Host(1, 4, 2**40)) == ()
+    assert shortfalls(plan, Host(2**40, 4, 2**40)) == ()
     few, small = shortfalls(plan, Host(2**40, 1, 2**20))
     assert "--ep-size 4 needs as many GPUs, this host has 1" in few
     assert "which exceeds a GPU's memory (1048576 bytes): the weights alone need" in small
+
+
+def test_beside_gpus_the_host_holds_the_engine_alone() -> None:
+    plan = dataclasses.replace(preview().plan, uses_gpus=True)
+    engine = plan.route_budget_bytes + plan.score_budget_bytes
+    assert shortfalls(plan, Host(engine, 4, 2**40)) == ()
+    (line,) = shortfalls(plan, Host(engine - 1, 4, 2**40))
+    assert line.startswith(f"an engine that takes {engine} bytes (routes ")
+    assert line.endswith(f"exceeds this host's memory ({engine - 1} bytes): lower --route-memory")
