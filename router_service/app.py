@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cluster.errors import CellError, PointsmanError
 from cluster.messages import CellStatus, FeatureStates
+from router_service.beside_the_loop import beside_the_loop
 from router_service.choice_delta import ChoiceDelta
 from router_service.engine_client import EngineClient, SharedCall
 from router_service.generation import Generation, Generator
@@ -146,9 +147,11 @@ class OpenAiApi:
             return EventStream(lambda: self._events(generation))
         deltas = await unless_client_leaves(request.receive, self._collect(generation))
         choices, codec = whole_choices(deltas), self._model.text.codec
-        if generation.prefix == "chatcmpl":
-            return json_response(chat_response(generation, choices, codec))
-        return json_response(completion_response(generation, choices, codec))
+        respond = chat_response if generation.prefix == "chatcmpl" else completion_response
+        return await beside_the_loop(
+            sum(len(choice.scored) for choice in choices),
+            lambda: json_response(respond(generation, choices, codec)),
+        )
 
     async def _collect(self, generation: Generation) -> list[ChoiceDelta]:
         async with aclosing(self._generator.run(generation)) as deltas:

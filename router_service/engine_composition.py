@@ -11,7 +11,8 @@ from router_service.clients import PrefixStore
 from router_service.engine import Engine, EngineParts
 from router_service.engine_limits import EngineLimits
 from router_service.features import Features
-from router_service.plan_book import PlanBook, PlanCompiler
+from router_service.fragment_pool import PlanCompiler
+from router_service.plan_book import PlanBook
 from router_service.plan_limits import plan_limits, plans_by_default
 from router_service.scheduler import Scheduler
 from router_service.scheduler_limits import SchedulerLimits

@@ -41,7 +41,7 @@ from cluster.metrics import Metrics
 from cluster.wire import Decoder, encode
 from router_service.clients import PrefixStore
 from router_service.engine_composition import ServedShapes, Surroundings, compose_engine
-from router_service.plan_book import PlanCompiler
+from router_service.fragment_pool import PlanCompiler
 from router_service.step_clock import StepClock
 from router_service.step_metrics import StepMetrics
 from router_service.worker_client import WorkerClient

@@ -12,6 +12,7 @@ import numpy as np
 
 from cluster.errors import CellError, RequestError
 from cluster.messages import Completion, OutputDelta, Submit
+from router_service.beside_the_loop import beside_the_loop
 from router_service.choice_delta import ChoiceDelta, ChoiceEnd
 from router_service.choice_output import ChoiceOutput, TextDelta
 from router_service.engine_client import EngineClient
@@ -66,13 +67,17 @@ class Generator:
             )
             for submit in submits
         ]
-        echoing = _echoing(request, self._codec)
+        num_prompt_tokens = generation.num_prompt_tokens
+        echoing = await beside_the_loop(
+            num_prompt_tokens if request.echoes else 0, lambda: _echoing(request, self._codec)
+        )
         with _naming_fields(generation):
             async with aclosing(self._client.generate(submits)) as deltas:
                 async for delta in deltas:
                     index = index_of[delta.request_id]
                     taken = await self._take(request, index, outputs[index], delta)
-                    for choice_delta in echoing.add(index, delta, taken) if echoing else taken:
+                    told = await echoing.add(index, delta, taken) if echoing else taken
+                    for choice_delta in told:
                         yield choice_delta
 
     async def _take(

@@ -8,6 +8,13 @@ from router_service.plan_book import PlanLimits
 
 FRAGMENT_BLOCKS = 8
 """Blocks of a fragment: large enough to be worth a message, small enough to fit a step beside others."""
+MIN_RUN_BLOCKS = 2
+"""Under it a plan would spare one exchange of counts and cost a compile, a message to every rank and the wait for all
+their answers. Such runs are frequent: a prompt of whole blocks whose KV is there replays its last one, each further
+choice of a prompt the tokens after its last block."""
+AHEAD_STEPS = 4
+"""Full steps of a rank for which fragments are asked for ahead: far enough that compiling and sending them is done when
+they are due, near enough that an abort, or a full memory, wastes little."""
 
 
 def plan_limits(config: Config, identity: CellIdentity) -> PlanLimits:
@@ -21,6 +28,8 @@ def plan_limits(config: Config, identity: CellIdentity) -> PlanLimits:
         fragment_tokens=blocks * identity.block_size,
         memory_bytes=parse_size(config.store.plan_memory),
         wait_seconds=config.scheduler.plan_wait_seconds,
+        min_run_tokens=MIN_RUN_BLOCKS * identity.block_size,
+        ahead_tokens=AHEAD_STEPS * config.scheduler.max_num_batched_tokens,
     )
 
 

@@ -23,7 +23,7 @@ class Unplanned:
     max_num_tokens: int | None = None
     """Up to where the next plan may begin."""
     fits_later: bool = False
-    """There is a plan for a step that has more room."""
+    """There is a plan for a step that has more room, and still time to wait for one."""
 
 
 class Plans(Protocol):

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from cluster.messages import OutputDelta
 from cluster.scores import ScoreColumns
+from router_service.beside_the_loop import beside_the_loop
 from router_service.choice_delta import ChoiceDelta
 from router_service.logprobs import ScoredToken, scored_token
 from router_service.tokenizer import TextCodec
@@ -53,13 +54,16 @@ class Echoing:
         self._held: dict[int, list[ChoiceDelta]] = defaultdict(list)
         self._begun: set[int] = set()
 
-    def add(self, index: int, delta: OutputDelta, taken: list[ChoiceDelta]) -> list[ChoiceDelta]:
+    async def add(
+        self, index: int, delta: OutputDelta, taken: list[ChoiceDelta]
+    ) -> list[ChoiceDelta]:
         """taken: what the choice says with this delta. Returns what can be told now, of all choices of the prompt."""
         prompt = index // self._num_choices
         echo = self._echoes[prompt]
         self._held[index] += taken
-        if delta.prompt_scores is not None:
-            echo.add_scores(delta.prompt_scores)
+        scores = delta.prompt_scores
+        if scores is not None:
+            await beside_the_loop(scores.num_tokens, lambda: echo.add_scores(scores))
         if not echo.is_ready:
             return []
         first = prompt * self._num_choices

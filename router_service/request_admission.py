@@ -27,7 +27,7 @@ from router_service.requested_sampling import SamplingRules, requested_sampling
 from router_service.routes_encoding import RouteSelection
 
 _INLINE_CHARACTERS = 4096
-"""Texts up to here are tokenised on the event loop (below a millisecond or two)."""
+"""Requests with texts up to here are tokenised on the event loop (below a millisecond or two)."""
 _DEFAULT_COMPLETION_TOKENS = 16
 
 T = TypeVar("T")
@@ -85,7 +85,9 @@ class RequestAdmission:
         prompts = parse_prompts(body.prompt, limits)
         check_num_choices(len(prompts), body.num_choices)
         fields = prompt_fields(body.prompt)
-        ids = [await self._prompt_ids(*pair) for pair in zip(prompts, fields, strict=True)]
+        size = sum(len(prompt) for prompt in prompts if isinstance(prompt, str))
+        pairs = zip(prompts, fields, strict=True)
+        ids = [await self._prompt_ids(*pair, size) for pair in pairs]
         return self._admit(body, ids, fields=fields, default=_DEFAULT_COMPLETION_TOKENS)
 
     async def chat(self, body: ChatBody) -> AdmittedRequest:
@@ -98,7 +100,7 @@ class RequestAdmission:
         size = sum(len(message["content"]) for message in messages)
         text = await self._run(size, lambda: template.render(messages))
         self._check_characters(text, field="messages")
-        ids = await self._encode(text, add_special_tokens=False, field="messages")
+        ids = await self._encode(text, len(text), add_special_tokens=False, field="messages")
         if not ids:
             raise RequestError("the messages make an empty prompt", field="messages")
         return self._admit(body, [ids], fields=["messages"], default=None)
@@ -107,17 +109,23 @@ class RequestAdmission:
         if body.model != self._model.name:
             raise unknown_model(body.model, self._model.name)
 
-    async def _prompt_ids(self, prompt: Prompt, field: str) -> list[int]:
+    async def _prompt_ids(self, prompt: Prompt, field: str, size: int) -> list[int]:
+        """size: characters of all prompts of the request."""
         if isinstance(prompt, list):
             return prompt
         self._check_characters(prompt, field=field)
-        return await self._encode(prompt, add_special_tokens=True, field=field)
+        return await self._encode(prompt, size, add_special_tokens=True, field=field)
 
-    async def _encode(self, text: str, *, add_special_tokens: bool, field: str) -> list[int]:
-        """Ids that the model has: a tokenizer may know more of them, and one of those would end the cell."""
+    async def _encode(
+        self, text: str, size: int, *, add_special_tokens: bool, field: str
+    ) -> list[int]:
+        """Ids that the model has: a tokenizer may know more of them, and one of those would end the cell.
+
+        size: characters of the request, which together decide whether a thread is worth it.
+        """
         codec, vocab_size = self._model.text.codec, self._model.vocab_size
         ids = await self._run(
-            len(text), lambda: codec.encode(text, add_special_tokens=add_special_tokens)
+            size, lambda: codec.encode(text, add_special_tokens=add_special_tokens)
         )
         largest = max(ids, default=0)
         if largest >= vocab_size:

@@ -62,7 +62,7 @@ class WorkerClient:
         self._frame_decoder: Decoder[LateFrame] = Decoder(LateFrame)
         self._client_socket = clients.socket
         self._incarnations: dict[int, str] = {}
-        self._held: list[tuple[Rank, list[int]]] = []
+        self._held: list[PlansHeld] = []
         self._poller = zmq.Poller()
         self._route_poller = zmq.Poller()
         for poller in (self._poller, self._route_poller):
@@ -138,7 +138,7 @@ class WorkerClient:
     def send_plan(self, rank: Rank, part: PlanPart) -> None:
         self._send(rank, encode(part))
 
-    def plans_held(self, timeout_seconds: float) -> list[tuple[Rank, list[int]]]:
+    def plans_held(self, timeout_seconds: float) -> list[PlansHeld]:
         """What the present process of each rank has acknowledged since the last call."""
         self.take_failure()
         if timeout_seconds and not self._held:
@@ -174,7 +174,7 @@ class WorkerClient:
 
     def _note_held(self, message: PlansHeld) -> None:
         if self._incarnations.get(message.rank) == message.incarnation:
-            self._held.append((Rank(message.rank), message.fragment_ids))
+            self._held.append(message)
 
     def _send(self, rank: Rank, frame: bytes) -> None:
         try:

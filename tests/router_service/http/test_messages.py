@@ -166,3 +166,20 @@ def test_messages_that_are_no_list_of_objects_are_refused(
     assert response.status_code == 400
     assert response.json()["error"]["param"].startswith("messages")
     assert_serves(client)
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{"role": "user", "content": "a"}] * 16385,
+        [{"role": "user", "content": [{"type": "text", "text": "a"}] * 16384}],
+        [{"role": "user", "content": [{"type": "text", "text": "a"}] * 4}] * 4000,
+    ],
+    ids=["messages", "parts", "both"],
+)
+def test_more_messages_and_parts_than_can_be_looked_at_at_once_are_refused(
+    messages: list[dict[str, Any]], client: httpx.Client
+) -> None:
+    response = client.post(CHAT, json=chat_body(messages=messages))
+    assert_error(response, 400, "messages")
+    assert "the limit is 16384" in response.json()["error"]["message"]
