@@ -310,9 +310,12 @@ def _planned(
         bench.generate(prompt, max_tokens)
     bench.harness.engine.evict("kv")
     if state == "planned_mixed":
-        return _mixed(bench, prompts, max_tokens)
-    runs = [bench.generate(prompt, max_tokens) for prompt in prompts]
+        runs = _mixed(bench, prompts, max_tokens)
+    else:
+        runs = [bench.generate(prompt, max_tokens) for prompt in prompts]
     _assert_planned(bench)
+    has_blocks = any(len(prompt) >= BLOCK_SIZE for prompt in prompts)
+    assert (bench.replayed_tokens["planned"] > 0) == has_blocks, "the state was not reached"
     return runs
 
 
