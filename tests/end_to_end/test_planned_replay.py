@@ -78,11 +78,12 @@ def test_one_altered_expert_id_changes_logits_from_its_token_on(
     assert np.flatnonzero(changed)[0] == token
 
 
-@pytest.mark.parametrize(("model", "ep_size"), [(DEMO, 1), (DEMO, 2), ("qwen3", 2)])
+@pytest.mark.parametrize(("model", "ep_size"), [(DEMO, 1), (DEMO, 2), ("qwen3", 2), (DEMO, 8)])
 def test_a_prompt_of_full_blocks_is_served_with_ruined_gates(
     laboratory: Laboratory, model: str, ep_size: int
 ) -> None:
-    with observed_ranks(laboratory.model_dir(model), ep_size=ep_size) as observed:
+    model_dir = laboratory.model_dir(model)
+    with observed_ranks(model_dir, ep_size=ep_size, num_kv_blocks=40) as observed:
         bench, prompt = observed.bench(budget=50, fragment_tokens=24), random_prompt(96, seed=53)
         cold = bench.generate(prompt, 1)
         observed.observations.poison_gates()
