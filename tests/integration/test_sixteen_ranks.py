@@ -10,7 +10,10 @@ import pytest
 from openai import OpenAI
 
 from cluster.messages import Completion
+from cluster.model_config.read import read_model_spec
+from cluster.routes import ExpertRoutes
 from deploy.planning import DEMO_MODEL
+from router_service.plan_limits import FRAGMENT_BLOCKS
 from tests.helpers.equality import ReferenceModel
 from tests.helpers.served import Served
 from tests.helpers.states import RequestRun
@@ -21,6 +24,11 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 NUM_RANKS = 16
 BLOCK_SIZE = 16
 MAX_TOKENS = 4
+SPEC = read_model_spec(DEMO_MODEL)
+NUM_LAYERS = SPEC.num_moe_layers
+EXPERTS_PER_RANK = SPEC.gate.num_experts // NUM_RANKS
+NEGOTIATED_MESSAGES = 3 * NUM_LAYERS * NUM_RANKS * (NUM_RANKS - 1)
+"""Of one step: counts, rows and results, from every rank to every other one."""
 PLANNED_SHARE = 0.95
 
 
@@ -119,6 +127,44 @@ def test_a_replay_travels_by_plans_and_past_the_gate(three_states: ThreeStates) 
     assert fallbacks <= (1 - PLANNED_SHARE) * len(PROMPT)
     assert num_steps_with_plans(rise) >= 1
     assert rise["pointsman_gate_tokens_total", ()] == MAX_TOKENS - 1
+
+
+def replaying_rank(rise: MetricValues) -> int:
+    (rank,) = [
+        int(labels[0])
+        for (name, labels), value in rise.items()
+        if name == "pointsman_rank_tokens_total" and labels[1] == "replayed" and value
+    ]
+    return rank
+
+
+def planned_messages(routes: ExpertRoutes, home_rank: int, num_steps: int) -> int:
+    """One there and one back in every step and MoE layer for every other rank that has an expert of the step's tokens;
+    from one rank alone no layer is dense. The prompt is replayed in one step or in one per fragment."""
+    num_tokens = len(PROMPT) if num_steps == 1 else FRAGMENT_BLOCKS * BLOCK_SIZE
+    starts = range(0, len(PROMPT), num_tokens)
+    assert len(starts) == num_steps
+    ranks = routes.slice(0, len(PROMPT)).topk_ids // EXPERTS_PER_RANK
+    visited = [
+        set(ranks[start : start + num_tokens, layer].ravel().tolist()) - {home_rank}
+        for start in starts
+        for layer in range(NUM_LAYERS)
+    ]
+    return 2 * sum(map(len, visited))
+
+
+def test_a_planned_replay_sends_one_message_per_rank_with_rows_and_a_decode_to_every_rank(
+    three_states: ThreeStates,
+) -> None:
+    rise = three_states.rise
+    num_planned_steps = int(rise["pointsman_steps_total", ("planned",)])
+    expected = planned_messages(
+        three_states.answers[0].routes, replaying_rank(rise), num_planned_steps
+    )
+    assert rise["pointsman_exchange_messages_total", ("planned",)] == expected > 0
+    decodes = rise["pointsman_exchange_messages_total", ("negotiated",)]
+    assert decodes == (MAX_TOKENS - 1) * NEGOTIATED_MESSAGES
+    assert expected / num_planned_steps < NEGOTIATED_MESSAGES / 20
 
 
 def test_plans_off_and_on_again_do_not_change_the_answer(switching: CellApi) -> None:
