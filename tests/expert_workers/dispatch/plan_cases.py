@@ -110,10 +110,10 @@ def make_placement(
 def random_case(seed: int, ep_size: int | None = None) -> PlanCase:
     """Any number of ranks, experts (1 to 512), experts per token (1 to 8), layers, fragments and tokens, also none.
 
-    In some cases only one rank's experts are chosen, or only the last ones.
+    In some cases only one rank's experts are chosen, or only the last ones; in some all tokens are one rank's.
     """
     generator = np.random.default_rng(seed)
-    ep_size = int(generator.choice([1, 2, 3, 4, 8])) if ep_size is None else ep_size
+    ep_size = int(generator.choice([1, 2, 3, 4, 8, 16])) if ep_size is None else ep_size
     num_experts = int(generator.choice([1, 2, 8, 17, 64, 256, 257, 512]))
     placement = make_placement(generator, num_experts, ep_size)
     pool = _pool(generator, placement)
@@ -125,9 +125,9 @@ def random_case(seed: int, ep_size: int | None = None) -> PlanCase:
     routes = [
         [
             make_routes(generator, int(generator.choice([0, 1, 3, 12])), shape, pool)
-            for _ in range(int(generator.integers(0, 4)))
+            for _ in range(num_fragments)
         ]
-        for _ in range(ep_size)
+        for num_fragments in _fragments_of_sources(generator, ep_size)
     ]
     first_positions = [generator.integers(0, 5000, len(runs)).tolist() for runs in routes]
     return PlanCase(placement, shape, routes, first_positions)
@@ -163,6 +163,15 @@ def _pool(
     if kind == 1:
         return np.arange(max(0, placement.num_experts - 8), placement.num_experts)
     return np.arange(placement.num_experts)
+
+
+def _fragments_of_sources(generator: np.random.Generator, ep_size: int) -> list[int]:
+    """0 to 3 each; in every fourth case one source has some and nobody else."""
+    numbers: list[int] = generator.integers(0, 4, ep_size).tolist()
+    if generator.integers(0, 4):
+        return numbers
+    source = generator.integers(0, ep_size)
+    return [1 + number if rank == source else 0 for rank, number in enumerate(numbers)]
 
 
 @dataclass(frozen=True)

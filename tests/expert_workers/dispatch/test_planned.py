@@ -32,8 +32,23 @@ HIDDEN = 24
 INTERMEDIATE = 16
 
 
+SEEDS = range(40, 90)
+
+
+def num_sources(case: PlanCase) -> int:
+    """With tokens."""
+    return sum(case.routes_of(source).num_tokens > 0 for source in range(case.ep_size))
+
+
+def test_random_cases_have_any_number_of_ranks_also_with_all_tokens_on_one() -> None:
+    cases = [random_case(seed) for seed in SEEDS]
+    assert {case.ep_size for case in cases} == {1, 2, 3, 4, 8, 16}
+    assert {2, 3, 4, 8, 16} == {case.ep_size for case in cases if num_sources(case) > 1}
+    assert {8, 16} <= {case.ep_size for case in cases if num_sources(case) == 1}
+
+
 @pytest.mark.parametrize("min_group_rows", [1, 4])
-@pytest.mark.parametrize("seed", range(40, 80))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_a_plan_has_the_rows_splits_and_expert_layout_of_a_negotiation(
     seed: int, min_group_rows: int
 ) -> None:
@@ -177,8 +192,24 @@ def test_a_planned_layer_is_a_negotiated_one_to_the_byte_with_one_message_per_pa
 
 
 def test_eight_ranks_on_a_shuffled_placement_with_redundant_copies() -> None:
-    case = random_case(3, ep_size=8)
+    case = random_case(6, ep_size=8)
     assert len(case.placement.physical_to_logical_map) > case.placement.num_experts
+    check_both_ways(case)
+
+
+@pytest.mark.parametrize(("ep_size", "seed"), [(2, 10), (3, 9), (4, 9), (4, 12), (8, 8)])
+def test_random_cases_are_negotiated_ones_to_the_byte(ep_size: int, seed: int) -> None:
+    case = random_case(seed, ep_size=ep_size)
+    assert num_sources(case) > 1
+    check_both_ways(case)
+
+
+@pytest.mark.parametrize(("ep_size", "seed"), [(4, 6), (8, 9), (16, 6)])
+def test_one_rank_that_is_the_source_of_everything_is_served_to_the_byte(
+    ep_size: int, seed: int
+) -> None:
+    case = random_case(seed, ep_size=ep_size)
+    assert num_sources(case) == 1
     check_both_ways(case)
 
 
