@@ -7,11 +7,13 @@ its fragments' parts, `expert_workers/step_plan.py`. Idea: DeepEP's cached handl
 Letters: L MoE layers, W ranks, E experts of one rank.
 """
 
+import hashlib
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from cluster.routes import ExpertRoutes
 from cluster.types import Rank
 
 Int32Array = npt.NDArray[np.int32]
@@ -65,8 +67,11 @@ class ReceivePart:
 class PlanFragment:
     """The plan of `num_tokens` consecutive tokens whose home rank is `source`, under one placement epoch.
 
+    digest: `fragment_digest` of what it was compiled from
     receive: [W] parts, one per rank
     """
+
+    digest: bytes
 
     source: Rank
     placement_epoch: int
@@ -78,3 +83,27 @@ class PlanFragment:
     def num_bytes(self) -> int:
         """Of all parts together."""
         return self.send.num_bytes + sum(part.num_bytes for part in self.receive)
+
+    @property
+    def parts_agree(self) -> bool:
+        """Each rank expects the rows that the source sends it, and all know alike which ranks get any."""
+        rows = [part.num_rows for part in self.receive]
+        destinations = np.packbits(self.send.counts > 0, axis=1)
+        return np.array_equal(np.stack(rows, axis=1), self.send.counts) and all(
+            np.array_equal(part.destinations, destinations) for part in self.receive
+        )
+
+
+def fragment_digest(
+    routes: ExpertRoutes, source: Rank, placement_epoch: int, first_position: int
+) -> bytes:
+    """[16] bytes that name a fragment by all that it is compiled from.
+
+    first_position: of token 0 in its sequence, modulo the placement's `position_period`
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    numbers = source, placement_epoch, first_position, routes.num_tokens
+    digest.update(repr(tuple(map(int, numbers))).encode())
+    digest.update(routes.topk_ids.tobytes())
+    digest.update(routes.topk_weights.tobytes())
+    return digest.digest()

@@ -9,6 +9,7 @@ PointsmanError
 ├── CellError              the cell cannot run steps (HTTP 503; CLI: exit 1)
 │   ├── RankLostError      names the rank
 │   └── DeadlineError      a wait that ended without its answer; names who is missing
+├── PlanError              routes of which no dispatch plan can be made; their tokens travel without one
 ├── WireError              bytes that are not a message of this protocol version
 └── StoreError             a misuse of the prefix store or of a block pool that a caller can avoid
 """
@@ -57,6 +58,10 @@ class RankLostError(CellError):
 
 class DeadlineError(CellError):
     """A wait passed its deadline; the message names who did not answer."""
+
+
+class PlanError(PointsmanError):
+    """No dispatch plan can be made of these routes."""
 
 
 class WireError(PointsmanError):

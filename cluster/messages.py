@@ -316,6 +316,8 @@ class PlanPart(msgspec.Struct, frozen=True, tag=True):
     """One rank's part of a plan fragment, ahead of the first step that names it."""
 
     fragment_id: int
+    digest: bytes
+    """`PlanFragment.digest`, the same in all parts: ranks with different ones must not meet in an exchange."""
     source: int
     placement_epoch: int
     num_tokens: int
@@ -359,12 +361,18 @@ class WorkerReady(msgspec.Struct, frozen=True, tag=True):
     """Drawn at start: what an earlier process of this rank acknowledged does not count."""
 
 
+class HeldPlan(msgspec.Struct, frozen=True):
+    fragment_id: int
+    digest: bytes
+    """Of the part that came under this id."""
+
+
 class PlansHeld(msgspec.Struct, frozen=True, tag=True):
     """This process of the rank holds these fragments."""
 
     rank: int
     incarnation: str
-    fragment_ids: list[int]
+    held: list[HeldPlan]
 
 
 class StepTimings(msgspec.Struct, frozen=True):

@@ -18,7 +18,8 @@ from prometheus_client import (
 from cluster.types import StorePart
 
 FALLBACK_REASONS = (
-    *("replay_off", "planned_off", "plan_not_ready", "plan_memory", "step_budget", "no_border"),
+    *("replay_off", "planned_off", "too_short", "plan_not_ready", "plan_memory", "plan_failed"),
+    *("step_budget", "no_border"),
 )
 _LATENCY_BUCKETS = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,

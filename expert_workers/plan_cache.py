@@ -42,8 +42,12 @@ class PlanCache:
         return len(self._parts)
 
     def add(self, part: PlanPart) -> None:
-        """Raises StepRefusedError for a part of another placement or shape than this rank's, or at odds with itself."""
+        """Raises StepRefusedError for a part of another placement or shape than this rank's, at odds with itself, or of
+        another fragment than the one that has its id here."""
         _check_part(part, self._shape)
+        present = self._parts.get(part.fragment_id)
+        if present is not None:
+            _check_same(part, "digest", part.digest.hex(), present.digest.hex())
         self._parts[part.fragment_id] = part
 
     def evict(self, fragment_ids: Iterable[int]) -> None:
@@ -126,6 +130,8 @@ def _check_part(part: PlanPart, shape: PlanShape) -> None:
     _check_array(part, "pair_rows", receive.pair_rows, num_pairs, ends)
     _check_array(part, "pair_ranks", receive.pair_ranks, num_pairs, shape.num_experts_per_tok)
     _check_same(part, "shape of pair_weights", receive.pair_weights.shape, num_pairs)
+    _check_same(part, "dtype of pair_weights", receive.pair_weights.dtype, np.dtype(np.float32))
+    _check_ascending(part, "pair_rows", receive.pair_rows, receive.pair_counts)
     named = _destinations(part, shape)
     if part.send is not None:
         counts, by_rank = part.send.counts, (shape.num_layers, shape.ep_size)
@@ -134,6 +140,7 @@ def _check_part(part: PlanPart, shape: PlanShape) -> None:
         kept = counts[:, shape.rank].tolist()
         _check_same(part, "rows kept at home", kept, receive.num_rows.tolist())
         _check_same(part, "destinations", named, (counts > 0).tolist())
+        _check_ascending(part, "send tokens", part.send.tokens, counts)
 
 
 def _destinations(part: PlanPart, shape: PlanShape) -> list[list[bool]]:
@@ -161,6 +168,15 @@ def _check_array(
     _check_same(part, f"integers as {name}", array.dtype.kind in "iu", True)
     outside = (array < 0) | (array >= end)
     _check_same(part, f"{name} out of range", array[outside].tolist()[:1], [])
+
+
+def _check_ascending(
+    part: PlanPart, name: str, array: npt.NDArray[np.integer], counts: npt.NDArray[np.integer]
+) -> None:
+    """array: runs of `counts` entries, in their order. Within a run nothing comes twice, and all in order."""
+    runs = np.repeat(np.arange(counts.size), counts.ravel())
+    falls = (np.diff(array.astype(np.int64)) <= 0) & (runs[1:] == runs[:-1])
+    _check_same(part, f"{name} that do not ascend", array[1:][falls].tolist()[:1], [])
 
 
 def _check_same(part: PlanPart, name: str, value: object, expected: object) -> None:

@@ -5,6 +5,7 @@ import secrets
 
 from cluster.channel import DealerSocket, PushSocket
 from cluster.messages import (
+    HeldPlan,
     PlanPart,
     PlansHeld,
     RouteChunk,
@@ -88,8 +89,8 @@ class _WorkerLoop:
                 self._worker.add_route_chunk(message)
             case PlanPart():
                 self._worker.add_plan_part(message)
-                held = PlansHeld(self._rank, self._incarnation, [message.fragment_id])
-                self._engine.send(encode(held))
+                held = HeldPlan(message.fragment_id, message.digest)
+                self._engine.send(encode(PlansHeld(self._rank, self._incarnation, [held])))
             case StepDescriptor():
                 self._execute(message)
             case WorkerStop():

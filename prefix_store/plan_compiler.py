@@ -8,7 +8,8 @@ Letters: T tokens, L MoE layers, K experts per token, W ranks, E experts of one 
 import numpy as np
 import numpy.typing as npt
 
-from cluster.dispatch_plan import PlanFragment, ReceivePart, SendPart
+from cluster.dispatch_plan import PlanFragment, ReceivePart, SendPart, fragment_digest
+from cluster.errors import PlanError
 from cluster.placement import ExpertPlacement
 from cluster.routes import ExpertRoutes
 from cluster.types import Rank
@@ -19,7 +20,11 @@ IntArray = npt.NDArray[np.int64]
 def compile_fragment(
     routes: ExpertRoutes, source: Rank, placement: ExpertPlacement, *, first_position: int
 ) -> PlanFragment:
-    """routes: [T, L, K] logical ids, T may be 0. first_position: of token 0 in its sequence."""
+    """routes: [T, L, K] logical ids, T may be 0. first_position: of token 0 in its sequence.
+
+    Raises PlanError for an id that the placement has no expert of.
+    """
+    _check_ids(routes, placement.num_experts)
     per_rank = placement.num_physical_per_rank
     positions = np.arange(first_position, first_position + routes.num_tokens)
     physical = placement.physical_ids(routes.topk_ids, positions)
@@ -39,7 +44,18 @@ def compile_fragment(
     receive = tuple(
         pairs.part(Rank(rank), send.counts, per_rank) for rank in range(placement.ep_size)
     )
-    return PlanFragment(source, placement.epoch, routes.num_tokens, send, receive)
+    first_position %= placement.position_period
+    digest = fragment_digest(routes, source, placement.epoch, first_position)
+    return PlanFragment(digest, source, placement.epoch, routes.num_tokens, send, receive)
+
+
+def _check_ids(routes: ExpertRoutes, num_experts: int) -> None:
+    largest = int(routes.topk_ids.max(initial=0))
+    if largest >= num_experts:
+        raise PlanError(
+            f"routes of {routes.num_tokens} tokens name expert {largest}, the placement has experts 0 to "
+            f"{num_experts - 1}: they were recorded with another model"
+        )
 
 
 def _wanted(ranks: IntArray, ep_size: int) -> npt.NDArray[np.bool_]:

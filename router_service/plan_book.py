@@ -26,6 +26,8 @@ class PlanLimits:
     """With fewer to replay a request goes without a plan."""
     ahead_tokens: int
     """Fragments are asked for so far ahead of the next token to compute."""
+    max_pump_bytes: int
+    """Of plans that are packed and sent between two steps, when no rank computes."""
 
 
 @dataclass
@@ -65,6 +67,7 @@ class PlanBook:
             num_ranks=limits.num_ranks,
             placement_epoch=limits.placement_epoch,
             memory_bytes=limits.memory_bytes,
+            max_pump_bytes=limits.max_pump_bytes,
             compiler=compiler,
             channel=channel,
             observer=observer,

@@ -15,6 +15,8 @@ choice of a prompt the tokens after its last block."""
 AHEAD_STEPS = 4
 """Full steps of a rank for which fragments are asked for ahead: far enough that compiling and sending them is done when
 they are due, near enough that an abort, or a full memory, wastes little."""
+MAX_PUMP_BYTES = 16 * 2**20
+"""To all ranks, between two steps: some ten milliseconds of packing, in which no rank computes."""
 
 
 def plan_limits(config: Config, identity: CellIdentity) -> PlanLimits:
@@ -30,6 +32,7 @@ def plan_limits(config: Config, identity: CellIdentity) -> PlanLimits:
         wait_seconds=config.scheduler.plan_wait_seconds,
         min_run_tokens=MIN_RUN_BLOCKS * identity.block_size,
         ahead_tokens=AHEAD_STEPS * config.scheduler.max_num_batched_tokens,
+        max_pump_bytes=MAX_PUMP_BYTES,
     )
 
 

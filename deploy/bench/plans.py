@@ -98,6 +98,7 @@ def _cache_of_source_rank(
         cache.add(
             PlanPart(
                 fragment_id=fragment_id,
+                digest=fragment.digest,
                 source=fragment.source,
                 placement_epoch=fragment.placement_epoch,
                 num_tokens=fragment.num_tokens,

@@ -140,6 +140,8 @@ def raised(array: np.ndarray, by: int) -> np.ndarray:
         (with_receive(GOOD, pair_ranks=np.full(NUM_PAIRS, 3, np.uint8)), "pair_ranks out of"),
         (with_receive(GOOD, pair_ranks=np.zeros(NUM_PAIRS)), "integers as pair_ranks False"),
         (with_receive(GOOD, pair_weights=np.zeros(1, np.float32)), "shape of pair_weights"),
+        (with_receive(GOOD, pair_weights=np.zeros(NUM_PAIRS)), "dtype of pair_weights float64"),
+        (with_receive(GOOD, pair_rows=np.zeros(NUM_PAIRS, np.int32)), "pair_rows that do not asc"),
         (
             with_receive(GOOD, destinations=DESTINATIONS ^ np.uint8(1 << 7)),
             "itself as a destination",
@@ -150,6 +152,7 @@ def raised(array: np.ndarray, by: int) -> np.ndarray:
         (with_send(GOOD, counts=np.zeros((LAYERS, RANKS + 1), np.int32)), "shape of send counts"),
         (with_send(GOOD, tokens=GOOD_SEND.tokens[1:]), "shape of send tokens"),
         (with_send(GOOD, tokens=raised(GOOD_SEND.tokens, 5)), "send tokens out of range"),
+        (with_send(GOOD, tokens=np.zeros_like(GOOD_SEND.tokens)), "send tokens that do not ascend"),
         (with_send(GOOD, counts=GOOD_SEND.counts[:, ::-1]), "rows kept at home"),
     ],
 )
@@ -160,3 +163,14 @@ def test_a_part_of_another_shape_or_at_odds_with_itself_is_not_taken(
     with pytest.raises(StepRefusedError, match=reason):
         cache.add(part)
     assert len(cache) == 0
+
+
+def test_a_part_under_an_id_that_another_fragment_has_here_is_not_taken() -> None:
+    cache = make_cache()
+    cache.add(make_part(0))
+    with pytest.raises(StepRefusedError, match="plan fragment 0 of rank 0 has digest"):
+        cache.add(msgspec.structs.replace(make_part(1), fragment_id=0))
+    plan(cache, BOTH)
+    cache.evict([0])
+    cache.add(msgspec.structs.replace(make_part(1), fragment_id=0))
+    assert len(cache) == 3

@@ -10,6 +10,7 @@ from cluster.channel import PullSocket, RouterSocket
 from cluster.errors import CellError, WireError
 from cluster.messages import (
     CellIdentity,
+    HeldPlan,
     PlanPart,
     PlansHeld,
     RouteChunk,
@@ -203,7 +204,8 @@ def test_a_plan_part_is_acknowledged_by_the_process_that_holds_it() -> None:
     assert ended == ["stopped", "stopped"]
     lives = [m.incarnation for m in messages if isinstance(m, WorkerReady)]
     assert len(set(lives)) == EP_SIZE
-    assert messages[EP_SIZE:] == [PlansHeld(rank, lives[rank], [31]) for rank in range(EP_SIZE)]
+    held = [HeldPlan(31, case.fragments()[0][0].digest)]
+    assert messages[EP_SIZE:] == [PlansHeld(rank, lives[rank], held) for rank in range(EP_SIZE)]
 
 
 def test_a_refused_step_is_told_as_its_own_fault_and_a_broken_exchange_as_anothers() -> None:

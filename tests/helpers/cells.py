@@ -30,6 +30,8 @@ from tests.helpers.engines import EngineHarness, Planning
 
 LOOPBACK = "127.0.0.1"
 START_SECONDS = 60.0
+PLAN_AHEAD_TOKENS = 64
+"""Less than some prompts have, so that their window moves."""
 
 
 BuildWorker = Callable[[WorkerOptions, Store], ExpertWorker]
@@ -69,7 +71,7 @@ class RunningRanks:
     ) -> EngineHarness:
         """`workers`: in place of the ranks' own client, for tests that stand between the two.
 
-        fragment_tokens: with more than 0, replayed tokens travel by plans of so many tokens.
+        fragment_tokens: with more than 0, replayed tokens travel by plans of so many tokens, however few they are.
         """
         defaults: dict[str, Any] = {
             "planned": self._planning(fragment_tokens) if fragment_tokens else None,
@@ -93,6 +95,9 @@ class RunningRanks:
             fragment_tokens=fragment_tokens,
             memory_bytes=2**30,
             wait_seconds=START_SECONDS,
+            min_run_tokens=1,
+            ahead_tokens=PLAN_AHEAD_TOKENS,
+            max_pump_bytes=2**20,
         )
         return Planning(limits, CompilerThread(placement), self.client)
 

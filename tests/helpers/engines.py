@@ -16,7 +16,8 @@ from router_service.clients import Workers
 from router_service.engine import Engine, EngineParts
 from router_service.engine_limits import EngineLimits
 from router_service.features import Features
-from router_service.plan_book import PlanBook, PlanChannel, PlanCompiler, PlanLimits
+from router_service.fragment_pool import PlanChannel, PlanCompiler
+from router_service.plan_book import PlanBook, PlanLimits
 from router_service.plans import NoPlans, Plans
 from router_service.scheduler import Scheduler
 from router_service.scheduler_limits import SchedulerLimits

@@ -6,7 +6,8 @@ import msgspec
 import numpy as np
 
 from cluster.dispatch_plan import PlanFragment
-from cluster.messages import PlanPart, RouteChunk, StepDescriptor, StepResult
+from cluster.errors import PlanError
+from cluster.messages import HeldPlan, PlanPart, PlansHeld, RouteChunk, StepDescriptor, StepResult
 from cluster.placement import ExpertPlacement
 from cluster.routes import ExpertRoutes
 from cluster.types import Rank
@@ -31,7 +32,7 @@ class Fragments:
         self._placement = ExpertPlacement.contiguous(SHAPE.num_experts, self.num_ranks)
         self._asks: list[tuple[int, int, PlanFragment]] = []
         self._looks = 0
-        self._held: list[tuple[Rank, list[int]]] = []
+        self._held: list[PlansHeld] = []
 
     @property
     def position_period(self) -> int:
@@ -44,16 +45,20 @@ class Fragments:
         plan = compile_fragment(routes, source, self._placement, first_position=first_position)
         self._asks.append((self._looks + self.delay, fragment_id, plan))
 
-    def completed(self, timeout_seconds: float) -> list[tuple[int, PlanFragment]]:
+    def cancel(self, fragment_id: int) -> None:
+        self._asks = [ask for ask in self._asks if ask[1] != fragment_id]
+
+    def completed(self, timeout_seconds: float) -> list[tuple[int, PlanFragment | PlanError]]:
         self._looks += 1
         done = [ask for ask in self._asks if ask[0] < self._looks]
         self._asks = [ask for ask in self._asks if ask[0] >= self._looks]
         return [(fragment_id, plan) for _, fragment_id, plan in done]
 
     def send_plan(self, rank: Rank, part: PlanPart) -> None:
-        self._held.append((rank, [part.fragment_id]))
+        held = HeldPlan(part.fragment_id, part.digest)
+        self._held.append(PlansHeld(rank, "", [held]))
 
-    def plans_held(self, timeout_seconds: float) -> list[tuple[Rank, list[int]]]:
+    def plans_held(self, timeout_seconds: float) -> list[PlansHeld]:
         held, self._held = self._held, []
         return held
 
@@ -102,6 +107,9 @@ def make_planned_harness(
         fragment_tokens=fragment_tokens,
         memory_bytes=memory_bytes,
         wait_seconds=60.0,
+        min_run_tokens=1,
+        ahead_tokens=4 * fragment_tokens,
+        max_pump_bytes=2**20,
     )
     return EngineHarness(
         PlannedContentWorkers(fragments, 4, frame_delay),

@@ -12,12 +12,14 @@ import msgspec
 import numpy as np
 
 from cluster.dispatch_plan import PlanFragment
-from cluster.messages import PlanPart, RouteChunk, StepDescriptor, StepResult
+from cluster.errors import PlanError
+from cluster.messages import HeldPlan, PlanPart, PlansHeld, RouteChunk, StepDescriptor, StepResult
 from cluster.placement import ExpertPlacement
 from cluster.routes import ExpertRoutes
 from cluster.types import Rank
 from prefix_store.plan_compiler import compile_fragment
-from router_service.plan_book import PlanBook, PlanCompiler, PlanLimits
+from router_service.fragment_pool import PlanCompiler
+from router_service.plan_book import PlanBook, PlanLimits
 from tests.helpers.content_workers import SHAPE, ContentWorkers
 from tests.helpers.engines import EngineHarness, Planning
 
@@ -51,7 +53,7 @@ class RecordingCompiler:
     """Implements PlanCompiler in this thread and remembers every ask."""
 
     def __init__(
-        self, placement: ExpertPlacement, delays: Delays[tuple[int, PlanFragment]]
+        self, placement: ExpertPlacement, delays: Delays[tuple[int, PlanFragment | PlanError]]
     ) -> None:
         self._placement = placement
         self._delays = delays
@@ -72,25 +74,32 @@ class RecordingCompiler:
         plan = compile_fragment(routes, source, self._placement, first_position=first_position)
         self._delays.put((fragment_id, plan))
 
-    def completed(self, timeout_seconds: float) -> list[tuple[int, PlanFragment]]:
+    def cancel(self, fragment_id: int) -> None:
+        """Too late: it is completed all the same."""
+
+    def completed(self, timeout_seconds: float) -> list[tuple[int, PlanFragment | PlanError]]:
         return self._delays.take(wait=timeout_seconds > 0)
 
 
 class AcknowledgingRanks:
     """Implements PlanChannel: every rank acknowledges each fragment by itself, late."""
 
-    def __init__(self, delays: Delays[tuple[Rank, int]]) -> None:
+    def __init__(
+        self, delays: Delays[tuple[Rank, HeldPlan]], mixed_up_rank: int | None = None
+    ) -> None:
         self._delays = delays
+        self._mixed_up_rank = mixed_up_rank
         self.held: set[tuple[Rank, int]] = set()
         """Acknowledged and not dropped since."""
 
     def send_plan(self, rank: Rank, part: PlanPart) -> None:
-        self._delays.put((rank, part.fragment_id))
+        digest = b"of another" if rank == self._mixed_up_rank else part.digest
+        self._delays.put((rank, HeldPlan(part.fragment_id, digest)))
 
-    def plans_held(self, timeout_seconds: float) -> list[tuple[Rank, list[int]]]:
+    def plans_held(self, timeout_seconds: float) -> list[PlansHeld]:
         held = self._delays.take(wait=timeout_seconds > 0)
-        self.held.update(held)
-        return [(rank, [fragment_id]) for rank, fragment_id in held]
+        self.held.update((rank, plan.fragment_id) for rank, plan in held)
+        return [PlansHeld(rank, "", [plan]) for rank, plan in held]
 
 
 class FragmentReadingWorkers(ContentWorkers):
@@ -169,21 +178,34 @@ def make_planned_cell(
     fragment_tokens: int = 8,
     memory_bytes: int = 2**20,
     wait_seconds: float = 60.0,
+    min_run_tokens: int = 1,
+    ahead_tokens: int = 10**6,
+    max_pump_bytes: int = 2**20,
+    mixed_up_rank: int | None = None,
     compiler: PlanCompiler | None = None,
     num_copies: int = 1,
     **options: Any,
 ) -> PlannedCell:
     """max_looks: how late a fragment is compiled, and acknowledged by each rank. compiler: in place of the own one.
 
-    num_copies: of every expert.
+    num_copies: of every expert. mixed_up_rank: gets parts of other fragments under the ids of these.
     """
     rng = rng or random.Random(0)
     experts = np.arange(SHAPE.num_experts, dtype=np.int32)
     placement = ExpertPlacement(0, num_ranks, SHAPE.num_experts, np.tile(experts, num_copies))
     recording = RecordingCompiler(placement, Delays(rng, max_looks))
-    ranks = AcknowledgingRanks(Delays(rng, max_looks))
+    ranks = AcknowledgingRanks(Delays(rng, max_looks), mixed_up_rank)
     workers = FragmentReadingWorkers(num_ranks, block_size, recording, ranks)
-    limits = PlanLimits(num_ranks, placement.epoch, fragment_tokens, memory_bytes, wait_seconds)
+    limits = PlanLimits(
+        num_ranks,
+        placement.epoch,
+        fragment_tokens,
+        memory_bytes,
+        wait_seconds,
+        min_run_tokens=min_run_tokens,
+        ahead_tokens=ahead_tokens,
+        max_pump_bytes=max_pump_bytes,
+    )
     harness = EngineHarness(
         workers,
         SHAPE,

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from cluster.dispatch_plan import PlanFragment
+from cluster.errors import PlanError
 from cluster.placement import ExpertPlacement
 from cluster.routes import ExpertRoutes, expert_id_dtype
 from cluster.types import Rank
@@ -128,3 +129,41 @@ def test_no_array_of_a_part_keeps_a_larger_one_alive() -> None:
     for part in fragment.receive:
         assert [a.base for a in (part.num_rows, part.pair_rows, part.pair_ranks)] == [None] * 3
         assert part.pair_weights.base is None
+
+
+def test_an_expert_that_the_placement_does_not_have_is_an_error_that_names_it() -> None:
+    routes = make_routes([[[0, 1]], [[2, 6]]])
+    with pytest.raises(
+        PlanError, match=r"2 tokens name expert 6, the placement has experts 0 to 5"
+    ):
+        compile_at_start(routes, Rank(0))
+
+
+def test_a_fragment_is_named_by_all_that_it_is_compiled_from() -> None:
+    routes, others = (random_routes(5, 8, k) for k in (2, 3))
+    weights = routes.topk_weights.copy()
+    weights[-1, -1, -1] += np.float32(0.5)
+    digests = {
+        compile_at_start(routes, Rank(0), TWO_RANKS_OF_8).digest,
+        compile_at_start(routes, Rank(1), TWO_RANKS_OF_8).digest,
+        compile_at_start(routes.slice(0, 4), Rank(0), TWO_RANKS_OF_8).digest,
+        compile_at_start(others, Rank(0), TWO_RANKS_OF_8).digest,
+        compile_at_start(ExpertRoutes(routes.topk_ids, weights), Rank(0), TWO_RANKS_OF_8).digest,
+    }
+    assert len(digests) == 5
+
+
+def test_the_position_of_the_first_token_is_part_of_the_name_modulo_the_period() -> None:
+    routes = make_routes([[[2]]], 3)
+    digests = [
+        compile_fragment(routes, Rank(0), COPIES_OF_2, first_position=first).digest
+        for first in range(4)
+    ]
+    assert digests[:2] == digests[2:]
+    assert digests[0] != digests[1]
+
+
+@pytest.mark.parametrize("k", [1, 3, 8])
+def test_parts_of_a_compiled_fragment_agree(k: int) -> None:
+    placement = ExpertPlacement.contiguous(64, 16)
+    assert compile_at_start(random_routes(20, 64, k), Rank(3), placement).parts_agree

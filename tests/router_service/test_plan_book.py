@@ -2,151 +2,34 @@
 
 import random
 from collections import Counter
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import pytest
-from prometheus_client import CollectorRegistry
 
 from cluster.config import Config, SchedulerSection
-from cluster.dispatch_plan import PlanFragment
-from cluster.messages import CellIdentity, PlanPart, SamplingParams, Submit
-from cluster.metrics import Metrics
+from cluster.messages import CellIdentity
 from cluster.placement import ExpertPlacement
 from cluster.routes import ExpertRoutes
-from cluster.types import Namespace, Rank, SeqId
-from prefix_store.compiler_thread import CompilerThread
 from prefix_store.plan_compiler import compile_fragment
-from router_service.features import Features
-from router_service.plan_book import PlanBook, PlanLimits
 from router_service.plan_limits import plan_limits
 from router_service.plans import PlannedRun, Unplanned
 from router_service.request import Request
-from router_service.step_metrics import StepMetrics
 from tests.helpers.content_engine import assert_undisturbed, make_prompt, read_metrics
 from tests.helpers.content_workers import SHAPE
 from tests.helpers.engines import CLIENT
+from tests.helpers.plan_desk import (
+    CONTIGUOUS,
+    NUM_RANKS,
+    PLENTY,
+    SIZE,
+    WAIT_SECONDS,
+    Desk,
+    cover_of,
+    make_request,
+    make_routes,
+)
 from tests.helpers.planned_engine import PlannedCell, make_planned_cell
-
-SIZE = 8
-NUM_RANKS = 2
-WAIT_SECONDS = 5.0
-PLENTY = 1000
-CONTIGUOUS = ExpertPlacement.contiguous(SHAPE.num_experts, NUM_RANKS)
-
-
-class Compiler:
-    """Completes what it is told to."""
-
-    def __init__(self, placement: ExpertPlacement) -> None:
-        self.placement = placement
-        self._done: list[tuple[int, PlanFragment]] = []
-        self.asks: dict[int, tuple[ExpertRoutes, Rank]] = {}
-        self.first_positions: dict[int, int] = {}
-        self.finished: set[int] = set()
-        self.timeouts: list[float] = []
-
-    @property
-    def position_period(self) -> int:
-        return self.placement.position_period
-
-    def submit(
-        self, fragment_id: int, routes: ExpertRoutes, source: Rank, first_position: int
-    ) -> None:
-        self.asks[fragment_id] = routes, source
-        self.first_positions[fragment_id] = first_position
-
-    def finish(self, fragment_ids: Iterable[int]) -> None:
-        for fragment_id in fragment_ids:
-            self.finished.add(fragment_id)
-            plan = compile_fragment(
-                *self.asks[fragment_id],
-                self.placement,
-                first_position=self.first_positions[fragment_id],
-            )
-            self._done.append((fragment_id, plan))
-
-    def completed(self, timeout_seconds: float) -> list[tuple[int, PlanFragment]]:
-        self.timeouts.append(timeout_seconds)
-        done, self._done = self._done, []
-        return done
-
-
-class Ranks:
-    """Acknowledge what they are told to."""
-
-    def __init__(self) -> None:
-        self._held: list[tuple[Rank, list[int]]] = []
-        self.sent: list[tuple[Rank, PlanPart]] = []
-        self.timeouts: list[float] = []
-
-    def send_plan(self, rank: Rank, part: PlanPart) -> None:
-        self.sent.append((rank, part))
-
-    def hold(self, rank: int, fragment_ids: Iterable[int]) -> None:
-        self._held.append((Rank(rank), list(fragment_ids)))
-
-    def plans_held(self, timeout_seconds: float) -> list[tuple[Rank, list[int]]]:
-        self.timeouts.append(timeout_seconds)
-        held, self._held = self._held, []
-        return held
-
-
-class Desk:
-    """One plan book and all it talks to. `now` is its clock."""
-
-    def __init__(
-        self,
-        *,
-        fragment_tokens: int = SIZE,
-        memory_bytes: int = 2**20,
-        placement: ExpertPlacement = CONTIGUOUS,
-    ) -> None:
-        self.now = 0.0
-        self.features = Features()
-        self.compiler = Compiler(placement)
-        self.ranks = Ranks()
-        self.metrics = Metrics(CollectorRegistry())
-        self.book = PlanBook(
-            PlanLimits(NUM_RANKS, 0, fragment_tokens, memory_bytes, WAIT_SECONDS),
-            features=self.features,
-            compiler=self.compiler,
-            channel=self.ranks,
-            observer=StepMetrics(self.metrics, "negotiated"),
-            clock=lambda: self.now,
-        )
-
-    def make_ready(self) -> None:
-        """Everything asked for is compiled, and what was sent is held by all ranks."""
-        self.compiler.finish(set(self.compiler.asks) - self.compiler.finished)
-        for rank in range(NUM_RANKS):
-            self.ranks.hold(rank, self.compiler.asks)
-        self.book.pump()
-
-    def planned(self, seed: int, num_tokens: int = SIZE) -> Request:
-        """A request whose fragments are ready."""
-        request = make_request(num_tokens, seed)
-        self.book.want(request)
-        self.make_ready()
-        return request
-
-    def used_once(self, seed: int) -> None:
-        self.book.release(self.planned(seed))
-
-    @property
-    def lookups(self) -> tuple[float, float]:
-        """Hits and misses."""
-        pair = self.metrics.plan_fragment_hits, self.metrics.plan_fragment_misses
-        hits, misses = (counter.collect()[0].samples[0].value for counter in pair)
-        return hits, misses
-
-
-def make_routes(num_tokens: int, seed: int = 0) -> ExpertRoutes:
-    rng = np.random.default_rng(seed)
-    shape = num_tokens, SHAPE.num_moe_layers, 1
-    ids = np.concatenate([rng.integers(0, 4, shape), rng.integers(4, 8, shape)], axis=2)
-    return ExpertRoutes(ids.astype(np.uint8), rng.random(ids.shape).astype(np.float32))
 
 
 def make_identity(block_size: int) -> CellIdentity:
@@ -160,31 +43,6 @@ def make_identity(block_size: int) -> CellIdentity:
         block_size=block_size,
         num_kv_blocks=64,
     )
-
-
-def make_request(
-    num_routed: int, seed: int = 0, *, num_computed: int = 0, rank: int = 0
-) -> Request:
-    """Its routes are a function of the seed; a longer one goes on where a shorter one ends."""
-    prompt = np.zeros(num_routed + 4, np.int32)
-    request = Request(
-        Submit("r", prompt, SamplingParams(4, 0.0, 1.0, None, ()), None, False),
-        client=CLIENT,
-        seq_id=SeqId(0),
-        seed=0,
-        namespace=Namespace("model"),
-        block_size=4,
-        route_shape=SHAPE,
-        arrival_seconds=0.0,
-    )
-    request.home_rank = Rank(rank)
-    request.num_computed_tokens = num_computed
-    request.route_log.append(make_routes(PLENTY, seed).slice(0, num_routed))
-    return request
-
-
-def cover_of(desk: Desk, request: Request, limit: int = PLENTY) -> PlannedRun | Unplanned:
-    return desk.book.cover(request, limit)
 
 
 # --- fragments and their borders
@@ -311,6 +169,7 @@ def test_a_run_ends_before_the_first_fragment_that_is_not_held() -> None:
     desk, request = Desk(), make_request(3 * SIZE)
     desk.book.want(request)
     desk.compiler.finish([0, 1, 2])
+    desk.book.pump()
     for rank in range(NUM_RANKS):
         desk.ranks.hold(rank, [0, 2])
     desk.book.pump()
@@ -393,15 +252,6 @@ def test_a_wait_sends_what_was_compiled_and_takes_what_is_held() -> None:
     assert cover_of(desk, request) == PlannedRun((0,), SIZE)
 
 
-def test_what_the_compiler_raises_is_raised_to_the_engine() -> None:
-    compiler = CompilerThread(ExpertPlacement.contiguous(SHAPE.num_experts, NUM_RANKS))
-    routes = make_routes(SIZE)
-    compiler.submit(0, ExpertRoutes(routes.topk_ids + 100, routes.topk_weights), Rank(0), 0)
-    with pytest.raises(IndexError, match="out of bounds"):
-        compiler.completed(10.0)
-    compiler.close()
-
-
 # --- eviction
 
 
@@ -427,22 +277,17 @@ def test_fragments_in_use_are_not_evicted_and_what_finds_no_room_is_not_sent() -
 
 def test_once_there_is_room_what_was_refused_is_compiled_anew() -> None:
     desk = Desk(memory_bytes=bytes_of_one())
-    first, second = desk.planned(0), desk.planned(1)
+    first, second = make_request(SIZE), make_request(SIZE, seed=1)
+    desk.book.want(first)
+    desk.book.want(second)
+    desk.make_ready()
+    refused = Unplanned("plan_memory", wait=False, max_num_tokens=SIZE)
+    assert cover_of(desk, second) == refused
     desk.book.release(first)
     third = desk.planned(1)
     assert cover_of(desk, third) == PlannedRun((2,), SIZE)
     assert desk.book.take_evicted() == [0]
-    assert cover_of(desk, second) == Unplanned("plan_memory", wait=False, max_num_tokens=SIZE)
-    desk.book.check_invariants()
-
-
-def test_a_refused_fragment_that_nobody_waits_for_is_forgotten() -> None:
-    desk, request = Desk(memory_bytes=1), make_request(SIZE)
-    desk.book.want(request)
-    desk.book.release(request)
-    desk.make_ready()
-    assert desk.book.num_fragments == 0
-    assert desk.ranks.sent == []
+    assert cover_of(desk, second) == refused
     desk.book.check_invariants()
 
 
@@ -485,8 +330,9 @@ def test_an_acknowledgement_of_an_evicted_fragment_changes_nothing() -> None:
 def test_what_ranks_have_not_acknowledged_is_not_evicted_yet() -> None:
     desk, request = Desk(memory_bytes=bytes_of_one()), make_request(SIZE)
     desk.book.want(request)
-    desk.book.release(request)
     desk.compiler.finish([0])
+    desk.book.pump()
+    desk.book.release(request)
     desk.ranks.hold(0, [0])
     desk.book.pump()
     other = make_request(SIZE, seed=1)
@@ -706,14 +552,6 @@ def test_switched_off_in_the_middle_of_a_replay_the_rest_goes_negotiated() -> No
     assert_undisturbed(cell.harness.generations["r"], prompt, 4)
     assert fallbacks(cell) == {"planned_off": 24}
     assert num_planning_requests(cell) == 0
-
-
-def test_an_engine_ends_with_what_its_compiler_raised() -> None:
-    compiler = CompilerThread(ExpertPlacement.contiguous(4, 1))  # half of the experts
-    cell, prompt = make_replay(compiler=compiler)
-    with pytest.raises(IndexError, match="out of bounds"):
-        cell.harness.generate("r", prompt, 4)
-    compiler.close()
 
 
 def serve_traffic(cell: PlannedCell, rng: random.Random) -> dict[str, tuple[list[int], int]]:

@@ -11,6 +11,7 @@ from cluster.channel import DealerSocket, PullSocket, PushSocket, RouterSocket
 from cluster.errors import CellError, DeadlineError, RankLostError, WireError
 from cluster.messages import (
     CellIdentity,
+    HeldPlan,
     PlansHeld,
     RouteFrame,
     SentTraffic,
@@ -280,24 +281,29 @@ def test_what_is_no_message_is_an_error_and_not_skipped(ends: Ends) -> None:
 def test_only_what_the_present_process_of_a_rank_acknowledged_counts(ends: Ends) -> None:
     ends.all_ready()
     for life, fragment_id in (("an earlier life", 3), ("first life", 4)):
-        ends.ranks[1].send(encode(PlansHeld(1, life, [fragment_id])))
+        ends.ranks[1].send(encode(_plans_held(1, life, fragment_id)))
     assert ends.workers.socket.poll(10_000)
-    assert _held(ends) == [(1, [4])]
+    assert _held(ends) == [_plans_held(1, "first life", 4)]
     assert ends.client.plans_held(0.0) == []
 
 
 def test_what_is_acknowledged_during_a_step_is_kept_for_after_it(ends: Ends) -> None:
     ends.all_ready()
-    ends.ranks[0].send(encode(PlansHeld(0, "first life", [7])))
+    held = _plans_held(0, "first life", 7)
+    ends.ranks[0].send(encode(held))
     for rank in (0, 1):
         ends.ranks[rank].send(encode(make_result(rank)))
     ends.client.execute(make_step())
-    assert ends.client.plans_held(0.0) == [(0, [7])]
+    assert ends.client.plans_held(0.0) == [held]
 
 
-def _held(ends: Ends) -> list[tuple[int, list[int]]]:
+def _plans_held(rank: int, life: str, fragment_id: int) -> PlansHeld:
+    return PlansHeld(rank, life, [HeldPlan(fragment_id, b"digest")])
+
+
+def _held(ends: Ends) -> list[PlansHeld]:
     """The first acknowledgements that count; messages of one sender keep their order."""
-    held: list[tuple[int, list[int]]] = []
+    held: list[PlansHeld] = []
     for _ in range(10):
         held += ends.client.plans_held(0.0 if held else 1.0)
     return held

@@ -227,6 +227,7 @@ def plan_part(fragment: PlanFragment, fragment_id: int, rank: int) -> PlanPart:
     """One rank's part, as it arrives there: through the wire."""
     message = PlanPart(
         fragment_id=fragment_id,
+        digest=fragment.digest,
         source=fragment.source,
         placement_epoch=fragment.placement_epoch,
         num_tokens=fragment.num_tokens,
