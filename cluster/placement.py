@@ -26,6 +26,8 @@ class ExpertPlacement:
     physical_to_logical_map: Int32Array
 
     def __post_init__(self) -> None:
+        if self.ep_size < 1:
+            raise ConfigError(f"ep_size {self.ep_size} of a placement: at least 1 rank")
         num_physical = len(self.physical_to_logical_map)
         if num_physical % self.ep_size:
             raise ConfigError(

@@ -75,3 +75,9 @@ def test_without_redundant_copies_positions_do_not_matter() -> None:
 def test_a_placement_that_misses_or_invents_an_expert_is_refused(copies: list[int]) -> None:
     with pytest.raises(ConfigError, match="each of 3 logical experts"):
         ExpertPlacement(0, 1, 3, np.array(copies, np.int32))
+
+
+@pytest.mark.parametrize("ep_size", [0, -1, -2])
+def test_a_placement_on_no_rank_is_refused(ep_size: int) -> None:
+    with pytest.raises(ConfigError, match=f"ep_size {ep_size} .* at least 1"):
+        ExpertPlacement(0, ep_size, 4, np.arange(4, dtype=np.int32))
