@@ -86,8 +86,12 @@ class FragmentPool:
         compiler: PlanCompiler,
         channel: PlanChannel,
         observer: StepObserver,
+        first_id: int,
     ) -> None:
-        """memory_bytes: per rank. max_pump_bytes: of plans to all ranks that leave at once; one begun is sent whole."""
+        """memory_bytes: per rank. max_pump_bytes: of plans to all ranks that leave at once; one begun is sent whole.
+
+        first_id: ids count up from it. Ranks refuse one that they know for another fragment's.
+        """
         self._num_ranks = num_ranks
         self._placement_epoch = placement_epoch
         self._memory_bytes = memory_bytes
@@ -105,7 +109,7 @@ class FragmentPool:
         self._num_bytes_in_use = 0
         self._largest_num_bytes = 0
         self._num_uses = 0
-        self._next_id = 0
+        self._next_id = first_id
 
     def __len__(self) -> int:
         return len(self._by_id)

@@ -59,7 +59,9 @@ class PlanBook:
         channel: PlanChannel,
         observer: StepObserver,
         clock: Callable[[], float] = time.monotonic,
+        first_fragment_id: int = 0,
     ) -> None:
+        """first_fragment_id: more than 0 where the ranks have served another book."""
         self._limits = limits
         self._features = features
         self._clock = clock
@@ -71,6 +73,7 @@ class PlanBook:
             compiler=compiler,
             channel=channel,
             observer=observer,
+            first_id=first_fragment_id,
         )
         self._by_request: dict[Request, _RequestPlan] = {}
 

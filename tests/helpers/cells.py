@@ -4,6 +4,7 @@ import multiprocessing
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -65,6 +66,8 @@ class RunningRanks:
     options: CellOptions
     spec: ModelSpec
     client: WorkerClient
+    _first_fragment_ids: Iterator[int] = field(default_factory=lambda: count(0, 2**20))
+    """Of each engine: ranks keep what earlier ones sent."""
 
     def engine(
         self, workers: Workers | None = None, *, fragment_tokens: int = 0, **arguments: Any
@@ -99,7 +102,8 @@ class RunningRanks:
             ahead_tokens=PLAN_AHEAD_TOKENS,
             max_pump_bytes=2**20,
         )
-        return Planning(limits, CompilerThread(placement), self.client)
+        first_id = next(self._first_fragment_ids)
+        return Planning(limits, CompilerThread(placement), self.client, first_id)
 
 
 @contextmanager

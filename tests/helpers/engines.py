@@ -45,6 +45,7 @@ class Planning:
     limits: PlanLimits
     compiler: PlanCompiler
     channel: PlanChannel
+    first_fragment_id: int = 0
 
 
 class EngineHarness:
@@ -93,6 +94,7 @@ class EngineHarness:
                 compiler=planned.compiler,
                 channel=planned.channel,
                 observer=observer,
+                first_fragment_id=planned.first_fragment_id,
             )
         self.scheduler = Scheduler(limits, self.store, self.features, self.plans)
         self.engine = Engine(
