@@ -17,8 +17,9 @@ its own, so that a machine that becomes slower or faster favours none:
                           the copy of as many bytes, what a KV tier in host memory would take at least
 
 Seconds, messages and bytes are those of the prefill: of all steps up to the first token. Messages and bytes are what
-all ranks together sent to one another, payload only; an all-to-all is one message to every other rank, a plan sends
-only messages with rows.
+all ranks together sent to one another, payload only; an all-to-all is one message to every other rank, with rows or
+without. A plan sends one message per pair of ranks with rows; from 8 ranks on, an MoE layer in which at least 90 % of
+the pairs have some goes by all-to-all.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -139,6 +140,11 @@ class Sample:
         return sum(r.sent.messages for step in self.generation.prefill for r in step.results)
 
     @property
+    def num_gate_tokens(self) -> int:
+        """Of all ranks."""
+        return sum(r.gate_tokens for step in self.generation.prefill for r in step.results)
+
+    @property
     def num_bytes(self) -> int:
         """Of all ranks."""
         return sum(r.sent.bytes for step in self.generation.prefill for r in step.results)
@@ -251,6 +257,7 @@ def row_of(
     Seconds, messages and bytes are medians over the repeats of sums over the prefill steps, messages and bytes over the
     ranks too; rates follow from medians. The 99th percentile is a sample, the slowest one of up to 100.
 
+    gate_tokens                prefill tokens that met the gate, on all ranks, in the repeat with the most
     tokens_per_second          prompt tokens by the time to the first token: says no more than that time
     request_tokens_per_second  prompt and output tokens by the time to the last token
     """
@@ -284,6 +291,7 @@ def row_of(
         "planned_tokens": min(
             sum(step.num_planned_tokens for step in g.prefill) for g in generations
         ),
+        "gate_tokens": max(s.num_gate_tokens for s in samples),
         "compiled_fragments": max(g.num_compiled_fragments for g in generations),
     }
 

@@ -79,6 +79,14 @@ def test_a_row_tells_where_the_time_went(rows: Any, row: str) -> None:
 def test_without_replay_every_token_meets_the_gate(rows: Any, row: str) -> None:
     assert rows[row]["cached_tokens"] == 0
     assert rows[row]["replayed_tokens"] == 0
+    assert rows[row]["gate_tokens"] == PREFIX_TOKENS + TAIL_TOKENS
+
+
+@pytest.mark.parametrize(
+    "row", ["replay_negotiated", "replay_planned_first", "replay_planned", "kv_replay_planned"]
+)
+def test_with_replay_the_tail_alone_meets_the_gate(rows: Any, row: str) -> None:
+    assert rows[row]["gate_tokens"] == TAIL_TOKENS
 
 
 def test_negotiated_replay_has_no_planned_token(rows: Any) -> None:
@@ -101,6 +109,7 @@ def test_only_the_first_planned_replay_compiles(rows: Any) -> None:
 def test_kept_kv_leaves_the_tail_to_compute(rows: Any, row: str) -> None:
     assert rows[row]["cached_tokens"] == PREFIX_TOKENS
     assert rows[row]["replayed_tokens"] == 0
+    assert rows[row]["gate_tokens"] == TAIL_TOKENS
 
 
 @pytest.mark.parametrize("row", ["kv_gate", "kv_replay_planned"])
@@ -108,6 +117,7 @@ def test_a_pass_that_needs_hidden_states_takes_nothing_from_the_cache(rows: Any,
     assert rows[row]["cached_tokens"] == 0
     planned = row == "kv_replay_planned"
     assert rows[row]["replayed_tokens"] == PREFIX_TOKENS * planned
+    assert rows[row]["gate_tokens"] == TAIL_TOKENS + PREFIX_TOKENS * (not planned)
     assert rows[row]["planned_tokens"] >= 0.95 * PREFIX_TOKENS * planned
     assert rows[row]["compiled_fragments"] == 0
 
@@ -155,6 +165,7 @@ def test_numbers_of_a_row_are_medians_over_repeats_of_sums_over_steps_and_ranks(
     row = row_of("cold", samples, ep_size=2, num_prompt_tokens=10)
     assert row["messages"] == 2 * 3 + 2 * 1
     assert row["bytes"] == 2 * 300 + 2 * 100
+    assert row["gate_tokens"] == 2 * 5 * (7 + 1), "of the repeat with the most"
     assert row["gate_seconds"] == 3 + 1
     assert row["prefill_steps"] == 2
 
@@ -284,7 +295,8 @@ def make_generation(
 
 
 def make_step(number: int) -> WatchedStep:
-    """Rank 0 sends nothing, rank 1 twice the number of messages, of 100 bytes each; the gate took `number` seconds."""
+    """Rank 0 sends nothing, rank 1 twice the number of messages, of 100 bytes each; the gate took `number` seconds, on
+    each rank for five times as many tokens."""
     timings = StepTimings(0.0, 0.0, float(number), 0.0, 0.0, 0.0)
     results = [
         StepResult(
@@ -293,7 +305,7 @@ def make_step(number: int) -> WatchedStep:
             seq_ids=[],
             token_ids=[],
             poisoned_seq_ids=[],
-            gate_tokens=0,
+            gate_tokens=5 * number,
             expert_load=np.zeros((1, 1), np.int32),
             sent=SentTraffic(2 * number * rank, 200 * number * rank),
             scores=ScoreColumns.empty(),
