@@ -107,7 +107,9 @@ def _add_bench(commands: "argparse._SubParsersAction[_Parser]") -> None:
         usage="pointsman bench {control,idle,plans,prefix,store} [FLAG ...]",
         allow_abbrev=False,
     )
-    kinds = bench.add_subparsers(dest="what", required=True, metavar="WHAT", title="what")
+    kinds = bench.add_subparsers(
+        prog="pointsman bench", dest="what", required=True, metavar="WHAT", title="what"
+    )
     _add_bench_kind(kinds, "control", "a step's time outside the forward")
     _add_bench_kind(
         kinds, "idle", "CPU of an idle cell beside that of Ray with as many empty actors"
@@ -118,7 +120,8 @@ def _add_bench(commands: "argparse._SubParsersAction[_Parser]") -> None:
     )
     _add_counts(
         store,
-        ("--max-blocks", 1_000_000, "blocks of the largest store, which takes 2 GB"),
+        ("--max-blocks", 1_000_000, "blocks of the largest store of long edges, which takes 2 GB"),
+        ("--max-nodes", 1_000_000, "nodes of the largest store of short edges, which takes 5 GB"),
         ("--repeats", 500, "requests per size"),
     )
     _add_prefix_sizes(
@@ -240,7 +243,7 @@ def _bench_alone(parsed: argparse.Namespace) -> int:
     if parsed.what == "plans":
         rows = plans.run(parsed.ep_size)
     else:
-        rows = store.run(parsed.ep_size, parsed.max_blocks, parsed.repeats)
+        rows = store.run(parsed.ep_size, parsed.max_blocks, parsed.max_nodes, parsed.repeats)
     print(markdown(rows))
     write_json(report(rows), parsed.json)
     return 0

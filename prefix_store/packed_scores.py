@@ -3,7 +3,10 @@
 Bytes and not an array for each block, whose object would be as large as the scores of its 16 tokens.
 """
 
+from typing import cast
+
 import numpy as np
+import numpy.typing as npt
 
 from cluster.scores import SCORE, TokenScores
 
@@ -24,27 +27,45 @@ class ScoreOffer:
         """start: the first token's number in the sequence."""
         end = start + scores.num_tokens
         self.first_block, self.end_block = start // block_size, -(-end // block_size)
-        whole = TokenScores.unknown((self.end_block - self.first_block) * block_size)
-        lead = start - self.first_block * block_size
-        whole.rows[lead : lead + scores.num_tokens] = scores.rows
-        self._packed = whole.rows.tobytes()
-        self._block_bytes = block_size * SCORE.itemsize
-        self._num_known: list[int] = whole.known.reshape(-1, block_size).sum(axis=1).tolist()
+        whole = _whole_blocks(start % block_size, scores, block_size)
+        self._packed = _cut(whole.rows, self.end_block - self.first_block)
+        self._num_known: list[int] = (
+            whole.known.reshape(-1, block_size).sum(axis=1, dtype=np.int64).tolist()
+        )
 
     def blocks_between(self, first_block: int, end_block: int) -> list[int]:
         """Of these, numbered as in the sequence, those with a score, in order."""
-        blocks = range(max(first_block, self.first_block), min(end_block, self.end_block))
-        return [block for block in blocks if self.num_known(block)]
+        first, known = self.first_block, self._num_known
+        blocks = range(max(first_block, first), min(end_block, self.end_block))
+        return [block for block in blocks if known[block - first]]
 
     def num_known(self, block: int) -> int:
         return self._num_known[block - self.first_block]
 
     def packed(self, block: int) -> bytes:
-        start = (block - self.first_block) * self._block_bytes
-        return self._packed[start : start + self._block_bytes]
+        return self._packed[block - self.first_block]
 
     def merged(self, record: bytes, block: int) -> tuple[bytes, int]:
         """The record with those of the block's scores that it does not have, and how many these are."""
         rows = bytearray(record)
         taken = unpack(rows).fill(0, unpack(self.packed(block)))
         return bytes(rows), taken
+
+
+def _whole_blocks(num_before: int, scores: TokenScores, block_size: int) -> TokenScores:
+    """With unknown ones before them, and after them up to the end of a block."""
+    end = num_before + scores.num_tokens
+    num_after = -end % block_size
+    if not num_before and not num_after:
+        return scores
+    whole = TokenScores.unknown(end + num_after)
+    whole.rows[num_before:end] = scores.rows
+    return whole
+
+
+def _cut(rows: npt.NDArray[np.void], num_blocks: int) -> list[bytes]:
+    """A copy of each part, all equally long."""
+    if not num_blocks:
+        return []
+    part = np.dtype((np.void, rows.nbytes // num_blocks))
+    return cast(list[bytes], np.ascontiguousarray(rows).view(part).tolist())

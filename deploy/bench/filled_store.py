@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from cluster.prefix_match import Publication
 from cluster.routes import ExpertRoutes, RouteShape
-from cluster.scores import SCORE_BYTES
+from cluster.scores import SCORE_BYTES, TokenScores
 from cluster.types import BlockId, Namespace, Rank
 from prefix_store.store import PrefixStore
 
@@ -24,9 +24,10 @@ SHARED_BLOCKS = SHARED_TOKENS // BLOCK_SIZE
 OWN_BLOCKS = PROMPT_TOKENS // BLOCK_SIZE - SHARED_BLOCKS
 PATH_NODES = 12
 """Nodes that the shared blocks lie in: other prompts leave the prefix at 11 places before its end."""
+LONG_EDGES, SHORT_EDGES = 64, 4
+"""Blocks of the other prompts: nodes hold 17 blocks on average, or 1.5."""
 _BRANCH_TOKENS = 4 * BLOCK_SIZE
-_FILLER_BLOCKS = 64
-_FILLER_FAMILIES = 16
+_FAMILIES = 16
 _VOCAB_SIZE = 32_000
 _SEED = 0
 
@@ -34,17 +35,21 @@ _SEED = 0
 class FilledStore:
     """Owner of a store of `num_blocks` blocks, which stays full: what goes in pushes out what was used longest ago.
 
-    A prefix of 3,500 tokens has KV on every rank. The rest are prompts of 64 blocks in families; each takes the
-    beginning of an earlier one of its family, on whose rank it runs.
+    A prefix of 3,500 tokens has KV on every rank. The rest are prompts of equal length in families; each takes the
+    beginning of an earlier one of its family, on whose rank it runs. All tokens have scores.
     """
 
-    def __init__(self, num_blocks: int, ep_size: int) -> None:
-        """num_blocks: of routes in the whole store; the KV pools of all ranks together are as large."""
+    def __init__(self, num_blocks: int, ep_size: int, filler_blocks: int = LONG_EDGES) -> None:
+        """num_blocks: of routes in the whole store; the KV pools of all ranks together are as large.
+        filler_blocks: of each of the other prompts."""
         self._rng = np.random.default_rng(_SEED)
         self._ep_size = ep_size
+        self._filler_blocks = filler_blocks
         self._num_route_bytes = num_blocks * BLOCK_SIZE * SHAPE.bytes_per_token
         self._routes = _routes(self._rng)
+        self._scores = _scores(self._rng)
         self._shared = self._tokens(SHARED_TOKENS)
+        self._families = [self._tokens(filler_blocks * BLOCK_SIZE) for _ in range(_FAMILIES)]
         self.store = PrefixStore(
             num_ranks=ep_size,
             num_kv_blocks=num_blocks // ep_size,
@@ -68,16 +73,34 @@ class FilledStore:
         """Of these blocks of any sequence: the same at the same position, so that equal prompts never conflict."""
         return self._routes.slice(first_block * BLOCK_SIZE, end_block * BLOCK_SIZE)
 
+    def scores(self, first_block: int, end_block: int) -> TokenScores:
+        """Of these blocks of any sequence."""
+        return self._scores.slice(first_block * BLOCK_SIZE, end_block * BLOCK_SIZE)
+
+    def refill(self, num_blocks: int) -> None:
+        """So many blocks of the other traffic, or a few more: the store keeps its shape whatever is measured."""
+        while num_blocks > 0:
+            num_blocks -= self._insert_filler()
+
     def _fill(self) -> None:
-        families = [self._tokens(_FILLER_BLOCKS * BLOCK_SIZE) for _ in range(_FILLER_FAMILIES)]
         while self.store.stats().route_bytes < self._num_route_bytes:
-            number = int(self._rng.integers(_FILLER_FAMILIES))
-            kept = int(self._rng.integers(_FILLER_BLOCKS)) * BLOCK_SIZE
-            own = self._tokens(_FILLER_BLOCKS * BLOCK_SIZE - kept)
-            families[number] = np.concatenate([families[number][:kept], own])
-            self._insert(families[number], Rank(number % self._ep_size))
+            self._insert_filler()
             if self.store.stats().route_bytes > self._num_route_bytes // 2:
                 self._share()
+        for rank in range(self._ep_size):
+            self._insert(self._shared, Rank(rank))
+
+    def _insert_filler(self) -> int:
+        """The next prompt of a family. Returns how many blocks it has of its own."""
+        number = int(self._rng.integers(_FAMILIES))
+        kept = int(self._rng.integers(self._filler_blocks))
+        num_own = self._filler_blocks - kept
+        prompt = np.concatenate(
+            [self._families[number][: kept * BLOCK_SIZE], self._tokens(num_own * BLOCK_SIZE)]
+        )
+        self._families[number] = prompt
+        self._insert(prompt, Rank(number % self._ep_size))
+        return num_own
 
     def _share(self) -> None:
         """The hot prefix and the prompts that leave it, unless they are there already."""
@@ -96,11 +119,13 @@ class FilledStore:
         """A request from arrival to end, its KV computed wherever this rank has none."""
         cached = self.store.match(NAMESPACE, token_ids).num_kv_tokens[rank]
         lease = self.store.acquire(NAMESPACE, token_ids, cached)
+        self.store.kv_block_ids(lease, rank, cached)
         first, end = cached // BLOCK_SIZE, len(token_ids) // BLOCK_SIZE
         block_ids = self._allocate(rank, end - first)
         publication = self.store.publish(
             lease, rank, token_ids, first, block_ids, self.routes(first, end)
         )
+        self.store.record_scores(lease, first * BLOCK_SIZE, self.scores(first, end))
         self.store.release(lease)
         self.store.free(rank, _private(publication, block_ids))
 
@@ -122,3 +147,9 @@ def _routes(rng: np.random.Generator) -> ExpertRoutes:
     dims = (PROMPT_TOKENS, SHAPE.num_moe_layers, SHAPE.num_experts_per_tok)
     ids = rng.integers(0, SHAPE.num_experts, dims).astype(SHAPE.id_dtype)
     return ExpertRoutes(ids, rng.random(dims).astype(SHAPE.weight_dtype))
+
+
+def _scores(rng: np.random.Generator) -> TokenScores:
+    scores = TokenScores.unknown(PROMPT_TOKENS)
+    scores.rows["chosen_logprob"] = -rng.random(PROMPT_TOKENS, np.float32)
+    return scores
