@@ -543,6 +543,15 @@ def test_two_fragments_fit_a_step_budget_and_at_least_one(
     assert plan_limits(config, make_identity(block_size=16)).fragment_tokens == fragment_tokens
 
 
+@pytest.mark.parametrize(("budget", "ahead_tokens"), [(2048, 8192), (15, 60)])
+def test_two_blocks_are_worth_a_plan_and_four_steps_are_asked_for_ahead(
+    budget: int, ahead_tokens: int
+) -> None:
+    config = Config(scheduler=SchedulerSection(max_num_batched_tokens=budget))
+    limits = plan_limits(config, make_identity(block_size=16))
+    assert (limits.min_run_tokens, limits.ahead_tokens) == (32, ahead_tokens)
+
+
 def test_switched_off_in_the_middle_of_a_replay_the_rest_goes_negotiated() -> None:
     cell, prompt = make_replay(budget=8)
     cell.harness.submit("r", prompt, 4)
@@ -586,6 +595,9 @@ TRAFFIC: dict[str, dict[str, Any]] = {
     "three_copies_of_every_expert": {"max_looks": 2, "num_copies": 3},
     "late_and_impatient": {"max_looks": 6, "wait_seconds": 0.0},
     "small_steps": {"budget": 9, "max_looks": 3, "memory_bytes": 2000},
+    "near_window": {"ahead_tokens": 8, "max_looks": 3, "memory_bytes": 4000},
+    "short_runs": {"min_run_tokens": 8, "max_looks": 2},
+    "small_pumps": {"max_pump_bytes": 1, "ahead_tokens": 16, "max_looks": 2},
     "few_blocks": {"num_kv_blocks": 16, "max_looks": 3, "memory_bytes": 1},
 }
 
@@ -620,6 +632,7 @@ def test_random_traffic_reaches_what_it_is_for() -> None:
             shared=int(read_metrics(cell.harness)("plan_fragment_hits_total")[""]),
         )
     assert set(seen) >= {
-        *("planned_off", "plan_not_ready", "plan_memory", "step_budget", "no_border"),
+        *("planned_off", "too_short", "plan_not_ready", "plan_memory"),
+        *("step_budget", "no_border"),
         *("planned", "evicted", "preempted", "shared"),
     }

@@ -1,14 +1,18 @@
 """How far ahead of a request fragments are asked for, what is not made for nobody, and how much leaves at once."""
 
+from threading import Event
+
+import numpy as np
+import numpy.typing as npt
 import pytest
 
-from cluster.config import Config, SchedulerSection
+from cluster.placement import ExpertPlacement
+from cluster.types import Rank
 from prefix_store.compiler_thread import CompilerThread
-from router_service.plan_limits import plan_limits
 from router_service.plans import PlannedRun, Unplanned
 from tests.helpers.content_engine import assert_undisturbed, make_prompt, read_metrics
+from tests.helpers.content_workers import SHAPE
 from tests.helpers.plan_desk import (
-    CONTIGUOUS,
     NUM_RANKS,
     SIZE,
     WAIT_SECONDS,
@@ -79,15 +83,6 @@ def test_a_hit_of_whole_blocks_replays_its_last_one_at_once() -> None:
     metrics = read_metrics(cell.harness)
     assert metrics("replay_fallbacks_total")["too_short"] == 4
     assert metrics("plan_fragment_misses_total")[""] == 0
-
-
-@pytest.mark.parametrize(("budget", "ahead_tokens"), [(2048, 8192), (15, 60)])
-def test_limits_are_two_blocks_and_four_steps(budget: int, ahead_tokens: int) -> None:
-    from tests.router_service.test_plan_book import make_identity
-
-    config = Config(scheduler=SchedulerSection(max_num_batched_tokens=budget))
-    limits = plan_limits(config, make_identity(block_size=16))
-    assert (limits.min_run_tokens, limits.ahead_tokens) == (32, ahead_tokens)
 
 
 # --- the window
@@ -199,14 +194,26 @@ def test_what_was_cancelled_too_late_is_not_sent_and_can_be_wanted_again() -> No
 
 
 def test_the_thread_skips_what_was_cancelled_before_its_turn() -> None:
-    compiler = CompilerThread(CONTIGUOUS)
-    long = make_request(1000).route_log.slice(0, 1000)
-    for fragment_id in range(40):
-        compiler.submit(fragment_id, long, 0, 0)
-    for fragment_id in range(1, 40):
+    begun, go_on = Event(), Event()
+
+    class HeldUpPlacement(ExpertPlacement):
+        def physical_ids(
+            self, topk_ids: npt.NDArray[np.integer], positions: npt.NDArray[np.integer]
+        ) -> npt.NDArray[np.int64]:
+            begun.set()
+            assert go_on.wait(10.0)
+            return super().physical_ids(topk_ids, positions)
+
+    experts = np.arange(SHAPE.num_experts, dtype=np.int32)
+    compiler = CompilerThread(HeldUpPlacement(0, NUM_RANKS, SHAPE.num_experts, experts))
+    for fragment_id in range(4):
+        compiler.submit(fragment_id, make_routes(SIZE), Rank(0), 0)
+    assert begun.wait(10.0)
+    for fragment_id in (0, 1, 3):  # the first has been begun
         compiler.cancel(fragment_id)
+    go_on.set()
     compiler.close()
-    assert len(compiler.completed(0.0)) < 40
+    assert [fragment_id for fragment_id, _ in compiler.completed(0.0)] == [0, 2]
 
 
 # --- how much is sent at once
@@ -258,3 +265,21 @@ def test_room_in_a_step_is_waited_for_only_so_long_at_one_place() -> None:
     assert cover_of(desk, request, SIZE - 1) == Unplanned("step_budget", wait=False)
     request.num_computed_tokens = SIZE
     assert cover_of(desk, request, SIZE - 1) == fits
+
+
+@pytest.mark.parametrize(("wait_seconds", "is_cut"), [(60.0, False), (0.0, True)])
+def test_beside_others_a_replay_is_cut_only_when_it_may_wait_no_longer(
+    wait_seconds: float, is_cut: bool
+) -> None:
+    cell = make_planned_cell(num_kv_blocks=100, budget=12, wait_seconds=wait_seconds)
+    prompts = [make_prompt(48, seed=seed) for seed in (5, 6)]
+    for number, prompt in enumerate(prompts):
+        cell.harness.generate(f"cold-{number}", prompt, 2)
+    cell.harness.engine.evict("kv")
+    for number, prompt in enumerate(prompts):
+        cell.harness.submit(f"r{number}", prompt, 2)
+    cell.harness.run()
+    cut = read_metrics(cell.harness)("replay_fallbacks_total")["step_budget"]
+    assert (cut > 0) == is_cut
+    for number, prompt in enumerate(prompts):
+        assert_undisturbed(cell.harness.generations[f"r{number}"], prompt, 2)
