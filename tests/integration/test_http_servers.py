@@ -15,6 +15,7 @@ from tests.helpers.served import Served, address_of, eventually
 from tests.integration.api import CellApi, completion_body, random_prompt
 from tests.integration.conftest import SHARED_CELL_FLAGS
 from tests.integration.open_requests import OpenRequests, health
+from tests.integration.told import CHAT, COMPLETIONS, told_streamed, told_whole
 
 pytestmark = pytest.mark.ray
 RESTART_SECONDS = 60.0
@@ -110,6 +111,14 @@ def _answer(client: httpx.Client, prompt_number: int, **fields: Any) -> dict[str
     return {name: whole[name] for name in ("choices", "usage", "prompt_token_ids")}
 
 
+def _question(path: str) -> dict[str, Any]:
+    body = completion_body(random_prompt(80, 40), 12)
+    if path == CHAT:
+        del body["prompt"]
+        body["messages"] = [{"role": "user", "content": "Tell me of the sea."}]
+    return body
+
+
 def test_connections_reach_both_processes(two_servers: Served, pids: list[int]) -> None:
     with ExitStack() as stack:
         ports = set()
@@ -132,6 +141,40 @@ def test_either_answers_as_the_only_server_of_a_cell(
         clients = [_client_of(two_servers, pid, stack) for pid in pids]
         answers = [_answer(c, 77, cache_salt=str(n), **fields) for n, c in enumerate(clients)]
         assert answers == [_answer(only, 77, cache_salt="only", **fields)] * 2
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (COMPLETIONS, {"logprobs": 3}),
+        (COMPLETIONS, {"logprobs": 1, "echo": True}),
+        (COMPLETIONS, {"logprobs": 2, "n": 3, "temperature": 1.0, "seed": 6, "stop": [" the"]}),
+        (CHAT, {}),
+        (CHAT, {"logprobs": True, "top_logprobs": 3}),
+        (CHAT, {"logprobs": True, "n": 3, "temperature": 1.0, "seed": 7, "stop": ["e"]}),
+    ],
+    ids=str,
+)
+def test_either_says_the_same_whole_and_streamed_as_the_only_server_of_a_cell(
+    path: str,
+    fields: dict[str, Any],
+    two_servers: Served,
+    pids: list[int],
+    two_api: CellApi,
+    api: CellApi,
+) -> None:
+    ask = _question(path) | fields
+    told = []
+    with ExitStack() as stack:
+        only = stack.enter_context(httpx.Client(base_url=api.base_url, timeout=60.0))
+        for client in (only, *(_client_of(two_servers, pid, stack) for pid in pids)):
+            for tell in (told_whole, told_streamed):
+                salt = f"{fields} {len(told)}"
+                told.append(tell(client, path, ask | {"cache_salt": salt}))
+    assert told == [told[0]] * 6
+    assert len(told[0].choices) == fields.get("n", 1)
+    assert any(choice.text for choice in told[0].choices)
+    assert all(bool(choice.logprobs) == ("logprobs" in fields) for choice in told[0].choices)
 
 
 def test_what_one_server_computed_the_other_takes_from_the_store(
