@@ -1,5 +1,7 @@
 """The Ray actor `Engine`: the engine service and its prefix store, composed. One per cell."""
 
+import gc
+
 import ray.util
 
 from cluster.config import Config
@@ -9,11 +11,17 @@ from deploy.engine_side import make_store, served_shapes, start_compiler
 from router_service.engine_service import EngineService
 
 
+GARBAGE_THRESHOLDS = 10_000, 20, 10_000
+"""Allocations before a young collection, young before a middle one, middle before a full one. A full collection stops the
+engine for as long as it takes to look at the whole prefix store: seconds for a million nodes, which hold no cycles."""
+
+
 class Engine:
     """`run` occupies one thread of the actor until the cell ends."""
 
     def __init__(self, config: Config, plan: CellPlan, fingerprint: str) -> None:
         configure_logging()
+        gc.set_threshold(*GARBAGE_THRESHOLDS)
         self._service = EngineService(
             config,
             plan.identity(fingerprint),
