@@ -10,10 +10,9 @@ from deploy.cell_plan import CellPlan
 from deploy.engine_side import make_store, served_shapes, start_compiler
 from router_service.engine_service import EngineService
 
-
 GARBAGE_THRESHOLDS = 10_000, 20, 10_000
-"""Allocations before a young collection, young before a middle one, middle before a full one. A full collection stops the
-engine for as long as it takes to look at the whole prefix store: seconds for a million nodes, which hold no cycles."""
+"""Allocations before a young collection, young before a middle one, middle before a full one. A full collection stops
+the engine for as long as it takes to look at the whole prefix store: seconds for a million nodes, in vain."""
 
 
 class Engine:
