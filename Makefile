@@ -25,7 +25,7 @@ lint: install
 
 # TRACES=DIR adds the tests that replay the request traces of that folder.
 test: lint
-	$(BIN)/python -m pytest -m "not slow and not gpu" $(if $(TRACES),--traces $(TRACES)) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not slow and not gpu" $(if $(TRACES),--traces=$(TRACES)) $(PYTEST_ARGS)
 
 # Everything against transformers: hours; started again it goes on. ORACLE_ARGS=--quick for minutes.
 oracle: install
