@@ -18,6 +18,9 @@ class CellPlan:
     dtype: ComputeDtype
     ep_size: int
     dispatch: DispatchMode
+    """Of tokens without a plan."""
+    plans: bool
+    """Replays travel by plans, until somebody switches that off."""
     exchange: ExchangeKind
     uses_gpus: bool
     deterministic: bool

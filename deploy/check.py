@@ -29,6 +29,7 @@ def describe(preview: CellPreview) -> dict[str, Any]:
         "expert_bytes_per_rank": plan.expert_bytes_per_rank,
         "experts_per_rank": spec.gate.num_experts // plan.ep_size,
         "dispatch": plan.dispatch,
+        "plans": plan.plans,
         "exchange": plan.exchange,
         "max_model_len": plan.max_model_len,
         "kv_blocks_per_rank": plan.num_kv_blocks,
@@ -105,7 +106,8 @@ def _cell_lines(plan: CellPlan) -> list[tuple[str, str]]:
     replicated = plan.weight_bytes_per_rank - plan.expert_bytes_per_rank
     kv_pool = f"{plan.num_kv_tokens} tokens in {plan.num_kv_blocks} blocks"
     return [
-        ("ranks", f"{plan.ep_size}, dispatch {plan.dispatch}, exchange {plan.exchange}"),
+        ("ranks", f"{plan.ep_size}, exchange {plan.exchange}"),
+        ("dispatch", f"{plan.dispatch}, {'replays by plans' if plan.plans else 'no plans'}"),
         ("computed in", plan.dtype),
         ("context", f"{plan.max_model_len} tokens"),
         ("each rank", ""),

@@ -29,6 +29,7 @@ from expert_workers.model.checkpoint import (
 )
 from expert_workers.model.weights import weight_share
 from router_service.model_text import load_model_text
+from router_service.plan_limits import plans_by_default
 
 DEMO_MODEL = Path(__file__).parent / "demo_model"
 DEFAULT_CPU_RANKS = 4
@@ -87,7 +88,7 @@ def _model_dir(config: Config) -> Path:
         return DEMO_MODEL
     if not os.path.isdir(config.model.dir):  # Path.is_dir raises for a name that is too long
         raise CheckpointError(
-            f"{config.model.dir}: no such directory; a model is a local directory with a checkpoint, "
+            f"{config.model.dir}: no such directory; a model is a local directory with a checkpoint (not a file), "
             "none is downloaded"
         )
     return Path(config.model.dir)
@@ -132,6 +133,7 @@ def _plan(config: Config, model: FoundModel, devices: HostDevices) -> CellPlan:
         dtype=dtype,
         ep_size=ep_size,
         dispatch=_dispatch(config, ep_size),
+        plans=plans_by_default(config.cell.dispatch, ep_size),
         exchange=_exchange(config, uses_gpus),
         uses_gpus=uses_gpus,
         deterministic=config.cell.deterministic,

@@ -81,7 +81,12 @@ def _token_ids(value: list[Any], field: str, limits: TokenIdLimits) -> list[int]
     if not value:
         raise _empty(field)
     if len(value) > limits.max_model_len - limits.min_answer_tokens:
-        raise prompt_too_long(f"{len(value)} tokens", limits.max_model_len, field=field)
+        raise prompt_too_long(
+            f"{len(value)} tokens",
+            limits.max_model_len,
+            field=field,
+            needs_answer=limits.min_answer_tokens > 0,
+        )
     for index, token_id in enumerate(value):
         if not _is_integer(token_id) or not 0 <= token_id < limits.vocab_size:
             raise RequestError(
@@ -92,10 +97,13 @@ def _token_ids(value: list[Any], field: str, limits: TokenIdLimits) -> list[int]
     return value
 
 
-def prompt_too_long(size: str, max_model_len: int, *, field: str) -> ContextLengthError:
+def prompt_too_long(
+    size: str, max_model_len: int, *, field: str, needs_answer: bool = True
+) -> ContextLengthError:
+    answer = ", of which at least one is for the answer" if needs_answer else ""
     return ContextLengthError(
-        f"{field}: the prompt has {size} and the context length is {max_model_len} tokens, "
-        "of which at least one is for the answer; shorten the prompt",
+        f"{field}: the prompt has {size} and the context length is {max_model_len} tokens{answer}; "
+        "shorten the prompt",
         field=field,
     )
 

@@ -186,7 +186,8 @@ class RequestAdmission:
         room = limit - num_prompt_tokens
         name, requested = body.max_tokens_field, body.requested_max_tokens
         if room < (requested != 0):
-            raise prompt_too_long(f"{num_prompt_tokens} tokens", limit, field=field)
+            size = f"{num_prompt_tokens} tokens"
+            raise prompt_too_long(size, limit, field=field, needs_answer=requested != 0)
         if requested is None:
             return room if default is None else min(default, room)
         if requested > room:
