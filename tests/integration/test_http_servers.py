@@ -210,7 +210,7 @@ def test_the_streams_of_a_killed_server_break_and_those_of_the_other_go_on(
     lost, kept = (len(_clients_of(two_servers, pid)) for pid in pids)
     os.kill(pids[0], signal.SIGKILL)
     eventually(lambda: pids[0] not in two_servers.pids_of("HttpServer"), 10.0, "its end")
-    assert [health(two_servers).status_code for _ in range(20)] == [200] * 20
+    assert eventually(lambda: _answers(two_servers), 10.0, "answers of the other server")
     assert two_api.complete(random_prompt(300, 20), 4)["usage"]["completion_tokens"] == 4
     ends = requests.stream_ends(120.0)
     assert (sum(end.broken for end in ends), sum(end.done for end in ends)) == (lost, kept)
@@ -245,3 +245,11 @@ def test_killed_servers_are_started_again_and_serve(
     with ExitStack() as stack:
         for pid in two_servers.pids_of("HttpServer"):
             assert _answer(_client_of(two_servers, pid, stack), 79)["usage"]["completion_tokens"]
+
+
+def _answers(served: Served) -> bool:
+    """To every one of 20 new connections. The system may give one to a process that is just ending."""
+    try:
+        return all(health(served).status_code == 200 for _ in range(20))
+    except httpx.TransportError:
+        return False
