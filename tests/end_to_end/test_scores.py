@@ -14,7 +14,7 @@ from tests.helpers.states import Bench, ObservedRanks, observed_ranks, random_pr
 
 TOLERANCE = 1e-4
 MAX_TOKENS = 5
-LENGTHS = (1, 2, 16, 17, 33, 100)
+LENGTHS = (1, 16, 17, 100)
 Scores = npt.NDArray[np.void]
 
 
@@ -23,7 +23,7 @@ def laboratory(tmp_path_factory: pytest.TempPathFactory) -> Laboratory:
     return Laboratory(tmp_path_factory.mktemp("models"))
 
 
-CELLS = [(DEMO, 1), (DEMO, 2), (DEMO, 4), ("qwen3", 2)]
+CELLS = [(DEMO, 1), (DEMO, 4), ("qwen3", 2)]
 
 
 @pytest.fixture(scope="module", params=CELLS, ids=lambda cell: f"{cell[0]}-ep{cell[1]}")
