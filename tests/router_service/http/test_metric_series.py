@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.router_service.http.content_server import running_cell
 from tests.router_service.http.helpers import CHAT, COMPLETIONS, MODEL, chat_body, completion_body
 
-NUM_REQUESTS = 2000
+NUM_REQUESTS = 1000
 RAW_PATHS = [
     b"/%ff%fe",
     b"/v1/\xff\xfe",
