@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster.messages import CellIdentity
 from cluster.model_spec import ComputeDtype, ModelSpec
 from cluster.types import DispatchMode, ExchangeKind
+from cluster.worker_messages import CellIdentity
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ import numpy.typing as npt
 import torch
 
 from cluster.errors import CellError
-from cluster.messages import StepDescriptor
 from cluster.routes import ExpertRoutes, RouteShape
 from cluster.types import DispatchMode
+from cluster.worker_messages import StepDescriptor
 from expert_workers.step_inputs import StepInputs
 
 Int32Array = npt.NDArray[np.int32]

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from cluster.messages import PlanPart
+from cluster.worker_messages import PlanPart
 from expert_workers.dispatch.planned import LayerFormat, PlannedStep, planned_layer
 from expert_workers.exchange.base import Exchange
 from expert_workers.inputs_from_step import PlannedChunk, StepRefusedError

@@ -9,7 +9,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from cluster.messages import (
+from cluster.model_spec import ModelSpec
+from cluster.routes import ExpertRoutes
+from cluster.scores import ScoreColumns
+from cluster.worker_messages import (
     CellIdentity,
     PlanPart,
     RouteChunk,
@@ -21,9 +24,6 @@ from cluster.messages import (
     StepResult,
     StepTimings,
 )
-from cluster.model_spec import ModelSpec
-from cluster.routes import ExpertRoutes
-from cluster.scores import ScoreColumns
 from expert_workers.dispatch.load import LoadCountingDispatcher
 from expert_workers.dispatch.planned import PlannedStep
 from expert_workers.ep_group import EpGroup

@@ -7,12 +7,12 @@ import torch
 from torch._C._distributed_c10d import Store
 
 from cluster.errors import ConfigError
-from cluster.messages import CellIdentity
 from cluster.model_config.read import read_model_spec
 from cluster.model_spec import ComputeDtype, ModelSpec
 from cluster.namespace import model_fingerprint
 from cluster.placement import ExpertPlacement
 from cluster.types import DispatchMode, ExchangeKind
+from cluster.worker_messages import CellIdentity
 from expert_workers.device import torch_dtype
 from expert_workers.dispatch.base import Dispatcher
 from expert_workers.dispatch.load import LoadCountingDispatcher

@@ -4,7 +4,8 @@ import os
 import secrets
 
 from cluster.channel import DealerSocket, PushSocket
-from cluster.messages import (
+from cluster.wire import Decoder, encode
+from cluster.worker_messages import (
     HeldPlan,
     PlanPart,
     PlansHeld,
@@ -17,7 +18,6 @@ from cluster.messages import (
     WorkerReady,
     WorkerStop,
 )
-from cluster.wire import Decoder, encode
 from expert_workers.exchange.base import ExchangeError
 from expert_workers.worker import ExpertWorker
 

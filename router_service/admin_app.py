@@ -6,10 +6,11 @@ from starlette.types import ASGIApp
 
 from cluster.errors import RequestError
 from router_service.app import features_body, new_application, read_body, status_body
+from router_service.body_validation import validate
 from router_service.engine_client import EngineClient
 from router_service.json_body import parse_json_object
 from router_service.openai_errors import json_response
-from router_service.protocol import EvictBody, FeaturesBody, validate
+from router_service.protocol import EvictBody, FeaturesBody
 
 _MAX_BODY_BYTES = 65536
 

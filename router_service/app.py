@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from cluster.errors import CellError, PointsmanError
 from cluster.messages import CellStatus, FeatureStates
 from router_service.beside_the_loop import beside_the_loop
+from router_service.body_validation import validate
 from router_service.choice_delta import ChoiceDelta
 from router_service.engine_client import EngineClient, SharedCall
 from router_service.generation import Generation, Generator
@@ -28,7 +29,7 @@ from router_service.openai_errors import (
     json_response,
     safe_text,
 )
-from router_service.protocol import ChatBody, CompletionBody, validate
+from router_service.protocol import ChatBody, CompletionBody
 from router_service.request_admission import RequestAdmission, ServedModel, unknown_model
 from router_service.responses import (
     ChunkWriter,

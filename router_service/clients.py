@@ -5,11 +5,11 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from cluster.messages import LateFrame, RouteChunk, SequenceStart, StepDescriptor, StepResult
 from cluster.prefix_match import Eviction, Lease, PrefixMatch, Publication, StoreStats
 from cluster.routes import ExpertRoutes
 from cluster.scores import TokenScores
 from cluster.types import BlockId, EvictTarget, Namespace, Rank
+from cluster.worker_messages import LateFrame, RouteChunk, SequenceStart, StepDescriptor, StepResult
 
 Int32Array = npt.NDArray[np.int32]
 

@@ -8,17 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cluster.errors import CellError, OverloadedError, RequestError
-from cluster.messages import (
-    FeatureStates,
-    OutputDelta,
-    SequenceStart,
-    StepDescriptor,
-    StepResult,
-    Submit,
-)
+from cluster.messages import FeatureStates, OutputDelta, Submit
 from cluster.prefix_match import Eviction
 from cluster.scores import ScoreColumns
 from cluster.types import EvictTarget, FinishReason, Namespace, SeqId, StepId
+from cluster.worker_messages import SequenceStart, StepDescriptor, StepResult
 from router_service.clients import PrefixStore, Workers
 from router_service.completion import completion_of
 from router_service.engine_limits import EngineLimits

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cluster.config import Config
-from cluster.messages import CellIdentity
 from cluster.routes import RouteShape
 from cluster.types import Namespace
+from cluster.worker_messages import CellIdentity
 from router_service.clients import PrefixStore
 from router_service.engine import Engine, EngineParts
 from router_service.engine_limits import EngineLimits

@@ -17,7 +17,6 @@ from cluster.errors import CellError, OverloadedError, RankLostError, RequestErr
 from cluster.log import logger
 from cluster.messages import (
     Abort,
-    CellIdentity,
     CellStatus,
     EvictCommand,
     EvictReport,
@@ -39,6 +38,7 @@ from cluster.messages import (
 )
 from cluster.metrics import Metrics
 from cluster.wire import Decoder, encode
+from cluster.worker_messages import CellIdentity
 from router_service.clients import PrefixStore
 from router_service.engine_composition import ServedShapes, Surroundings, compose_engine
 from router_service.fragment_pool import PlanCompiler

@@ -14,9 +14,9 @@ from typing import Protocol
 from cluster.dispatch_plan import PlanFragment, fragment_digest
 from cluster.errors import PlanError
 from cluster.log import logger
-from cluster.messages import PlanPart, PlansHeld
 from cluster.routes import ExpertRoutes
 from cluster.types import Rank
+from cluster.worker_messages import PlanPart, PlansHeld
 from router_service.step_observer import StepObserver
 
 _LOG = logger("plans")

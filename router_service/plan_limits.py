@@ -3,7 +3,7 @@
 from typing import Literal
 
 from cluster.config import Config, parse_size
-from cluster.messages import CellIdentity
+from cluster.worker_messages import CellIdentity
 from router_service.plan_book import PlanLimits
 
 FRAGMENT_BLOCKS = 8

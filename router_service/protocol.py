@@ -4,66 +4,30 @@ Nothing is accepted and ignored. A known field that is not supported may hold it
 doing nothing. null is the same as absent. The prompt of a completion is checked in `prompts.py`.
 """
 
-import json
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Discriminator,
-    Field,
-    Tag,
-    ValidationError,
-    model_validator,
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from router_service.body_fields import (
+    NullOnly,
+    NullOrEmptyList,
+    NullOrEmptyObject,
+    OneNumber,
+    OnlyFalse,
+    OnlyTrue,
+    PlainText,
+    Strict,
+    ZeroNumber,
+    at_field,
+    one_of,
 )
-from pydantic_core import ErrorDetails, PydanticCustomError
-
-from cluster.errors import RequestError
-from router_service.json_body import field_path
-from router_service.openai_errors import safe_text
+from router_service.chat_messages import ChatMessage, refuse_too_many_messages
 
 MAX_STOP_STRINGS = 4
 MAX_STOP_TOKEN_IDS = 128
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
-MAX_MESSAGES = 16384
-"""Of one chat, parts of messages counted too: each costs some microseconds during which nobody else is served."""
-PART_JOINER = "\n"
-"""Between the text parts of one message."""
-
-
-def one_of(*allowed: object) -> AfterValidator:
-    """A field that may only hold one of these values, types included (true is not 1). Often the neutral ones alone."""
-
-    def check(value: object) -> object:
-        if not any(type(value) is type(option) and value == option for option in allowed):
-            options = " or ".join(json.dumps(option) for option in allowed)
-            raise PydanticCustomError(
-                "unsupported",
-                "{value} is not supported; supported: {options}",
-                {"value": safe_text(value), "options": options},
-            )
-        return value
-
-    return AfterValidator(check)
-
-
-_NullOnly = Annotated[Any, one_of(None)]
-_NullOrEmptyList = Annotated[Any, one_of(None, [])]
-_One = Annotated[Any, one_of(None, 1)]
-_Zero = Annotated[Any, one_of(None, 0)]
-_ZeroNumber = Annotated[Any, one_of(None, 0, 0.0)]
-_OneNumber = Annotated[Any, one_of(None, 1, 1.0)]
-_False = Annotated[Any, one_of(None, False)]
-_True = Annotated[Any, one_of(None, True)]
-_NullOrEmptyObject = Annotated[Any, one_of(None, {})]
-_PlainText = Annotated[Any, one_of(None, {"type": "text"})]
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 def _stop_list(value: object) -> object:
@@ -76,13 +40,13 @@ def _refuse_empty_stop(value: list[str] | None) -> list[str] | None:
     return value
 
 
-class StreamOptions(_Strict):
+class StreamOptions(Strict):
     include_usage: bool | None = None
-    continuous_usage_stats: _False = None
-    include_obfuscation: _False = None
+    continuous_usage_stats: OnlyFalse = None
+    include_obfuscation: OnlyFalse = None
 
 
-class GenerationFields(_Strict):
+class GenerationFields(Strict):
     """What both endpoints share."""
 
     model: str
@@ -114,45 +78,47 @@ class GenerationFields(_Strict):
     priority: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
 
     # OpenAI's, at their neutral values only
-    presence_penalty: _ZeroNumber = None
-    frequency_penalty: _ZeroNumber = None
-    logit_bias: _NullOrEmptyObject = None
-    response_format: _PlainText = None
+    presence_penalty: ZeroNumber = None
+    frequency_penalty: ZeroNumber = None
+    logit_bias: NullOrEmptyObject = None
+    response_format: PlainText = None
 
     # vLLM's, likewise
-    repetition_penalty: _OneNumber = None
-    length_penalty: _OneNumber = None
-    bad_words: _NullOrEmptyList = None
-    include_stop_str_in_output: _False = None
-    use_beam_search: _False = None
-    skip_special_tokens: _True = None
-    spaces_between_special_tokens: _True = None
-    prompt_logprobs: _NullOnly = None
-    allowed_token_ids: _NullOnly = None
-    truncate_prompt_tokens: _NullOnly = None
-    return_tokens_as_token_ids: _False = None
-    structured_outputs: _NullOnly = None
-    guided_json: _NullOnly = None
-    guided_regex: _NullOnly = None
-    guided_choice: _NullOnly = None
-    guided_grammar: _NullOnly = None
-    logits_processors: _NullOnly = None
-    request_id: _NullOnly = None
-    kv_transfer_params: _NullOnly = None
-    vllm_xargs: _NullOnly = None
+    repetition_penalty: OneNumber = None
+    length_penalty: OneNumber = None
+    bad_words: NullOrEmptyList = None
+    include_stop_str_in_output: OnlyFalse = None
+    use_beam_search: OnlyFalse = None
+    skip_special_tokens: OnlyTrue = None
+    spaces_between_special_tokens: OnlyTrue = None
+    prompt_logprobs: NullOnly = None
+    allowed_token_ids: NullOnly = None
+    truncate_prompt_tokens: NullOnly = None
+    return_tokens_as_token_ids: OnlyFalse = None
+    structured_outputs: NullOnly = None
+    guided_json: NullOnly = None
+    guided_regex: NullOnly = None
+    guided_choice: NullOnly = None
+    guided_grammar: NullOnly = None
+    logits_processors: NullOnly = None
+    request_id: NullOnly = None
+    kv_transfer_params: NullOnly = None
+    vllm_xargs: NullOnly = None
 
     @model_validator(mode="after")
     def _fields_agree(self) -> "GenerationFields":
         if self.stream_options is not None and not self.stream:
-            raise _at("stream_options", "is only allowed with stream true")
+            raise at_field("stream_options", "is only allowed with stream true")
         start, end = self.routed_experts_start, self.routed_experts_end
         if not self.return_routed_experts:
             if start is not None:
-                raise _at("routed_experts_start", "needs return_routed_experts")
+                raise at_field("routed_experts_start", "needs return_routed_experts")
             if end is not None:
-                raise _at("routed_experts_end", "needs return_routed_experts")
+                raise at_field("routed_experts_end", "needs return_routed_experts")
         if end is not None and end <= (start or 0):
-            raise _at("routed_experts_end", f"is {end}; it must be over the start, {start or 0}")
+            raise at_field(
+                "routed_experts_end", f"is {end}; it must be over the start, {start or 0}"
+            )
         return self
 
     @property
@@ -193,13 +159,13 @@ class CompletionBody(GenerationFields):
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     suffix: Annotated[Any, one_of(None, "")] = None
-    add_special_tokens: _True = None
-    prompt_embeds: _NullOnly = None
+    add_special_tokens: OnlyTrue = None
+    prompt_embeds: NullOnly = None
 
     @model_validator(mode="after")
     def _all_choices_are_given(self) -> "CompletionBody":
         if self.best_of is not None and self.best_of != self.num_choices:
-            raise _at(
+            raise at_field(
                 "best_of", f"is {self.best_of} and n is {self.num_choices}; only n is supported"
             )
         return self
@@ -207,7 +173,7 @@ class CompletionBody(GenerationFields):
     @model_validator(mode="after")
     def _something_is_answered(self) -> "CompletionBody":
         if self.max_tokens == 0 and not self.echo:
-            raise _at("max_tokens", "is 0; it must be at least 1 without echo")
+            raise at_field("max_tokens", "is 0; it must be at least 1 without echo")
         return self
 
     @property
@@ -219,149 +185,45 @@ class CompletionBody(GenerationFields):
         return bool(self.echo)
 
 
-# Chat messages
-
-
-class TextPart(_Strict):
-    type: Literal["text"]
-    text: str
-
-
-_TAGS = ("<text>", "<parts>")
-
-
-def _content_kind(value: object) -> str:
-    return "<parts>" if isinstance(value, list) else "<text>"
-
-
-Content = Annotated[
-    Annotated[str, Tag("<text>")] | Annotated[list[TextPart], Tag("<parts>")],
-    Discriminator(_content_kind),
-]
-
-
-class SystemMessage(_Strict):
-    role: Literal["system", "developer"]
-    content: Content
-    name: _NullOnly = None
-
-
-class UserMessage(_Strict):
-    role: Literal["user"]
-    content: Content
-    name: _NullOnly = None
-
-
-class FunctionCall(_Strict):
-    name: Annotated[str, Field(min_length=1)]
-    arguments: str
-
-    @model_validator(mode="after")
-    def _arguments_are_an_object(self) -> "FunctionCall":
-        self.parsed_arguments()
-        return self
-
-    def parsed_arguments(self) -> dict[str, Any]:
-        try:
-            value = json.loads(self.arguments)
-        except (ValueError, RecursionError):
-            value = None
-        if not isinstance(value, dict):
-            raise _at("arguments", f"is {safe_text(self.arguments)}; it must hold a JSON object")
-        try:
-            json.dumps(value, ensure_ascii=False).encode()
-        except UnicodeEncodeError:
-            raise _at("arguments", "holds a lone surrogate") from None
-        return value
-
-
-class ToolCall(_Strict):
-    id: str | None = None
-    type: Literal["function"]
-    function: FunctionCall
-
-
-class AssistantMessage(_Strict):
-    """An earlier answer. The null-only fields are those that clients send back as they got them."""
-
-    role: Literal["assistant"]
-    content: Content | None = None
-    tool_calls: list[ToolCall] | None = None
-    name: _NullOnly = None
-    refusal: _NullOnly = None
-    audio: _NullOnly = None
-    function_call: _NullOnly = None
-    annotations: _NullOrEmptyList = None
-    reasoning: _NullOnly = None
-    reasoning_content: _NullOnly = None
-
-
-class ToolMessage(_Strict):
-    role: Literal["tool"]
-    content: Content | None = None
-    tool_call_id: str | None = None
-    name: _NullOnly = None
-
-
-ChatMessage = Annotated[
-    SystemMessage | UserMessage | AssistantMessage | ToolMessage, Field(discriminator="role")
-]
-
-
-def _refuse_too_many_messages(value: object) -> object:
-    """Before any of them is looked at."""
-    if not isinstance(value, list):
-        return value
-    contents = [m.get("content") for m in value[:MAX_MESSAGES] if isinstance(m, dict)]
-    count = len(value) + sum(len(content) for content in contents if isinstance(content, list))
-    if count > MAX_MESSAGES:
-        raise PydanticCustomError(
-            "too_many_messages",
-            "{count} messages and parts of messages; the limit is {limit}",
-            {"count": count, "limit": MAX_MESSAGES},
-        )
-    return value
-
-
 class ChatBody(GenerationFields):
     """POST /v1/chat/completions."""
 
     messages: Annotated[
-        list[ChatMessage], BeforeValidator(_refuse_too_many_messages), Field(min_length=1)
+        list[ChatMessage], BeforeValidator(refuse_too_many_messages), Field(min_length=1)
     ]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    tools: _NullOrEmptyList = None
-    functions: _NullOrEmptyList = None
+    tools: NullOrEmptyList = None
+    functions: NullOrEmptyList = None
     function_call: Annotated[Any, one_of(None, "none")] = None
     tool_choice: Annotated[Any, one_of(None, "none")] = None
-    parallel_tool_calls: _NullOnly = None
-    store: _False = None
-    metadata: _NullOrEmptyObject = None
+    parallel_tool_calls: NullOnly = None
+    store: OnlyFalse = None
+    metadata: NullOrEmptyObject = None
     service_tier: Annotated[Any, one_of(None, "auto", "default")] = None
     modalities: Annotated[Any, one_of(None, ["text"])] = None
-    audio: _NullOnly = None
-    prediction: _NullOnly = None
-    reasoning_effort: _NullOnly = None
-    verbosity: _NullOnly = None
-    web_search_options: _NullOnly = None
-    prompt_cache_key: _NullOnly = None
-    prompt_cache_retention: _NullOnly = None
-    safety_identifier: _NullOnly = None
-    echo: _False = None
-    add_generation_prompt: _True = None
-    continue_final_message: _False = None
-    add_special_tokens: _False = None
-    documents: _NullOnly = None
-    chat_template: _NullOnly = None
-    chat_template_kwargs: _NullOrEmptyObject = None
-    mm_processor_kwargs: _NullOrEmptyObject = None
+    audio: NullOnly = None
+    prediction: NullOnly = None
+    reasoning_effort: NullOnly = None
+    verbosity: NullOnly = None
+    web_search_options: NullOnly = None
+    prompt_cache_key: NullOnly = None
+    prompt_cache_retention: NullOnly = None
+    safety_identifier: NullOnly = None
+    echo: OnlyFalse = None
+    add_generation_prompt: OnlyTrue = None
+    continue_final_message: OnlyFalse = None
+    add_special_tokens: OnlyFalse = None
+    documents: NullOnly = None
+    chat_template: NullOnly = None
+    chat_template_kwargs: NullOrEmptyObject = None
+    mm_processor_kwargs: NullOrEmptyObject = None
 
     @model_validator(mode="after")
     def _logprobs_agree(self) -> "ChatBody":
         if self.top_logprobs is not None and not self.logprobs:
-            raise _at("top_logprobs", "needs logprobs true")
+            raise at_field("top_logprobs", "needs logprobs true")
         return self
 
     @property
@@ -372,7 +234,9 @@ class ChatBody(GenerationFields):
     def _one_limit(self) -> "ChatBody":
         old, current = self.max_tokens, self.max_completion_tokens
         if old is not None and current is not None and old != current:
-            raise _at("max_completion_tokens", f"is {current} and max_tokens is {old}; send one")
+            raise at_field(
+                "max_completion_tokens", f"is {current} and max_tokens is {old}; send one"
+            )
         return self
 
     @property
@@ -384,113 +248,15 @@ class ChatBody(GenerationFields):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
 
-class EvictBody(_Strict):
+class EvictBody(Strict):
     """POST /admin/evict."""
 
     part: Literal["kv", "routes", "scores", "all"]
 
 
-class FeaturesBody(_Strict):
+class FeaturesBody(Strict):
     """POST /admin/features. What is absent stays as it is."""
 
     route_replay: bool | None = None
     planned_dispatch: bool | None = None
     prefix_store: bool | None = None
-
-
-def content_text(content: str | list[TextPart] | None) -> str:
-    """Parts joined in order with a newline; absent and empty are the same."""
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    return PART_JOINER.join(part.text for part in content)
-
-
-def template_message(message: ChatMessage) -> dict[str, Any]:
-    """The message as a chat template sees it, tool-call arguments as objects."""
-    shown: dict[str, Any] = {"role": message.role, "content": content_text(message.content)}
-    if isinstance(message, AssistantMessage) and message.tool_calls:
-        shown["tool_calls"] = [_template_call(call) for call in message.tool_calls]
-    if isinstance(message, ToolMessage) and message.tool_call_id is not None:
-        shown["tool_call_id"] = message.tool_call_id
-    return shown
-
-
-def _template_call(call: ToolCall) -> dict[str, Any]:
-    function = {"name": call.function.name, "arguments": call.function.parsed_arguments()}
-    identity = {} if call.id is None else {"id": call.id}
-    return {**identity, "type": call.type, "function": function}
-
-
-# Validation and its messages
-
-B = TypeVar("B", bound=_Strict)
-
-
-def validate(model: type[B], body: dict[str, Any]) -> B:
-    """The typed body. Raises RequestError with the path of the first field that is wrong."""
-    for name in body:
-        if name not in model.model_fields:
-            field = field_path((name,))
-            raise RequestError(f"{field}: this field is not supported", field=field)
-    try:
-        return model.model_validate(body)
-    except ValidationError as error:
-        raise _request_error(error.errors(include_url=False)[0], body) from error
-
-
-def _at(field: str, text: str) -> PydanticCustomError:
-    """An error of a whole model that belongs to one of its fields."""
-    return PydanticCustomError("field", "{text}", {"text": text, "field": field})
-
-
-def _request_error(details: ErrorDetails, body: dict[str, Any]) -> RequestError:
-    location = details["loc"]
-    context = details.get("ctx", {})
-    if details["type"] == "field":
-        location = (*location, context["field"])
-    if details["type"] in ("union_tag_not_found", "union_tag_invalid"):
-        location = (*location, "role")
-    field = field_path(_real_path(location, body))
-    return RequestError(f"{field}: {_message(details)}", field=field)
-
-
-def _real_path(location: tuple[str | int, ...], body: Any) -> tuple[str | int, ...]:
-    """Location without the tags that pydantic adds for members of a union, which are not in the body."""
-    path: list[str | int] = []
-    value: Any = body
-    for index, part in enumerate(location):
-        is_last = index == len(location) - 1
-        if _holds(value, part):
-            value = value[part]
-        elif part in _TAGS or not (is_last and isinstance(value, dict)):
-            continue
-        path.append(part)
-    return tuple(path)
-
-
-def _holds(value: Any, part: str | int) -> bool:
-    if isinstance(value, list):
-        return isinstance(part, int)
-    return isinstance(value, dict) and part in value
-
-
-def _message(details: ErrorDetails) -> str:
-    kind, given = details["type"], safe_text(details["input"])
-    context = details.get("ctx", {})
-    if kind in ("missing", "union_tag_not_found"):
-        return "this field is required"
-    if kind == "extra_forbidden":
-        return "this field is not supported"
-    if kind == "literal_error":
-        return f"is {given}; supported: {context['expected']}"
-    if kind == "union_tag_invalid":
-        return (
-            f"{safe_text(context['tag'])} is not supported; supported: {context['expected_tags']}"
-        )
-    if kind in ("model_type", "model_attributes_type", "dict_type"):
-        return f"must be an object, got {given}"
-    if kind in ("unsupported", "field", "empty_stop"):
-        return details["msg"]
-    return f"{details['msg'][:1].lower()}{details['msg'][1:]}, got {given}"

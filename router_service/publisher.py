@@ -7,10 +7,10 @@ there; a request that dies first leaves nothing.
 from collections import deque
 from collections.abc import Sequence
 
-from cluster.messages import LateFrame, ScoreFrame
 from cluster.routes import ExpertRoutes
 from cluster.scores import ScoreColumns
 from cluster.types import Rank, StepId
+from cluster.worker_messages import LateFrame, ScoreFrame
 from router_service.clients import PrefixStore
 from router_service.features import Features
 from router_service.request import Request

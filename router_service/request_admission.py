@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from cluster.errors import RequestError, UnknownModelError
 from cluster.messages import SamplingParams
+from router_service.chat_messages import template_message
 from router_service.model_text import ModelText
 from router_service.openai_errors import ContextLengthError, safe_text
 from router_service.prompts import (
@@ -22,7 +23,7 @@ from router_service.prompts import (
     prompt_fields,
     prompt_too_long,
 )
-from router_service.protocol import ChatBody, CompletionBody, GenerationFields, template_message
+from router_service.protocol import ChatBody, CompletionBody, GenerationFields
 from router_service.requested_sampling import SamplingRules, requested_sampling
 from router_service.routes_encoding import RouteSelection
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from cluster.messages import RouteChunk, StepDescriptor
 from cluster.types import DispatchMode, StepId
+from cluster.worker_messages import RouteChunk, StepDescriptor
 from router_service.scheduler import ScheduledChunk
 
 Int32Array = npt.NDArray[np.int32]

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from itertools import product
 
-from cluster.messages import StepResult
 from cluster.metrics import Metrics
 from cluster.types import DispatchMode, FinishReason
+from cluster.worker_messages import StepResult
 from router_service.request import Request
 from router_service.scheduler import Schedule, ScheduledChunk
 from router_service.step_observer import StepTimeline

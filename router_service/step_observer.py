@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from cluster.messages import StepResult
 from cluster.types import FinishReason
+from cluster.worker_messages import StepResult
 from router_service.request import Request
 from router_service.scheduler import Schedule
 

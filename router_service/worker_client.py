@@ -8,7 +8,9 @@ from msgspec.structs import asdict
 
 from cluster.channel import PullSocket, RouterSocket
 from cluster.errors import CellError, DeadlineError, RankLostError
-from cluster.messages import (
+from cluster.types import Rank
+from cluster.wire import Decoder, encode
+from cluster.worker_messages import (
     CellIdentity,
     LateFrame,
     PlanPart,
@@ -23,8 +25,6 @@ from cluster.messages import (
     WorkerReady,
     WorkerStop,
 )
-from cluster.types import Rank
-from cluster.wire import Decoder, encode
 from router_service.step_clock import StepClock
 
 BLAME_SECONDS = 3.0

@@ -13,9 +13,10 @@ import numpy as np
 from cluster.channel import PullSocket, RouterSocket
 from cluster.config import Config
 from cluster.errors import CellError
-from cluster.messages import Completion, SamplingParams, StepResult, Submit
+from cluster.messages import Completion, SamplingParams, Submit
 from cluster.namespace import model_fingerprint
 from cluster.types import FinishReason
+from cluster.worker_messages import StepResult
 from deploy.cell_plan import CellPlan
 from deploy.engine_side import make_store, served_shapes, start_compiler
 from expert_workers.device import cpu_device, use_one_compute_thread

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from cluster.dispatch_plan import PlanFragment
-from cluster.messages import PlanPart
 from cluster.placement import ExpertPlacement
 from cluster.routes import ExpertRoutes, expert_id_dtype
 from cluster.types import Rank
+from cluster.worker_messages import PlanPart
 from expert_workers.device import cpu_device
 from expert_workers.inputs_from_step import PlannedChunk
 from expert_workers.model.numerics import FastNumerics

@@ -33,7 +33,7 @@ import numpy.typing as npt
 
 from cluster.config import Config
 from cluster.errors import CellError, ConfigError
-from cluster.messages import StepResult
+from cluster.worker_messages import StepResult
 from deploy.bench.local_cell import Generation, LocalCell, WatchedStep, local_cell
 from deploy.cell_plan import CellPlan
 from deploy.planning import plan_cell

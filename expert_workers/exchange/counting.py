@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from cluster.messages import SentTraffic
+from cluster.worker_messages import SentTraffic
 from expert_workers.exchange.base import Exchange, RowSplits
 
 

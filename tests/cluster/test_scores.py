@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from cluster import messages as m
+from cluster import worker_messages as m
 from cluster.scores import SCORE_BYTES, ScoreColumns, TokenScores
 from cluster.wire import Decoder, encode
 

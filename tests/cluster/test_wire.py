@@ -2,8 +2,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from cluster import messages as m
+from cluster import worker_messages as m
 from cluster.errors import WireError
+from cluster.messages import ToEngine
 from cluster.wire import PROTOCOL_VERSION, Decoder, encode
 
 
@@ -61,7 +62,7 @@ def test_garbage_is_a_wire_error(frame: bytes) -> None:
 
 def test_a_message_of_another_conversation_is_refused() -> None:
     with pytest.raises(WireError):
-        Decoder(m.ToEngine).decode(encode(make_descriptor()))
+        Decoder(ToEngine).decode(encode(make_descriptor()))
 
 
 def test_an_array_whose_bytes_do_not_fit_its_shape_is_refused() -> None:

@@ -12,8 +12,9 @@ import pytest
 
 from cluster.config import load_config
 from cluster.errors import CellError
-from cluster.messages import Completion, SentTraffic, StepResult, StepTimings
+from cluster.messages import Completion
 from cluster.scores import ScoreColumns
+from cluster.worker_messages import SentTraffic, StepResult, StepTimings
 from deploy.bench import chart
 from deploy.bench.comparison import changes
 from deploy.bench.local_cell import Generation, WatchedStep

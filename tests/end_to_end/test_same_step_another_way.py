@@ -4,8 +4,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from cluster.messages import RouteChunk, RouteFrame, SequenceStart, StepDescriptor, StepResult
 from cluster.types import EvictTarget, Rank
+from cluster.worker_messages import (
+    RouteChunk,
+    RouteFrame,
+    SequenceStart,
+    StepDescriptor,
+    StepResult,
+)
 from router_service.clients import Workers
 from tests.helpers.cells import CellOptions, running_cell
 from tests.helpers.engines import EngineHarness

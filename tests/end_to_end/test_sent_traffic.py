@@ -12,7 +12,9 @@ import numpy.typing as npt
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from cluster.messages import (
+from cluster.model_config.read import read_model_spec
+from cluster.types import Rank
+from cluster.worker_messages import (
     RouteChunk,
     RouteFrame,
     SentTraffic,
@@ -20,8 +22,6 @@ from cluster.messages import (
     StepDescriptor,
     StepResult,
 )
-from cluster.model_config.read import read_model_spec
-from cluster.types import Rank
 from router_service.clients import Workers
 from tests.helpers.cells import CellOptions, running_ranks
 from tests.helpers.states import random_prompt

@@ -8,10 +8,16 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from cluster.messages import RouteChunk, RouteFrame, SequenceStart, StepDescriptor, StepResult
 from cluster.model_config.read import read_model_spec
 from cluster.routes import ExpertRoutes
 from cluster.types import DispatchMode
+from cluster.worker_messages import (
+    RouteChunk,
+    RouteFrame,
+    SequenceStart,
+    StepDescriptor,
+    StepResult,
+)
 from expert_workers.worker import ExpertWorker
 from expert_workers.worker_builder import WorkerOptions
 from tests.helpers.ranks import LOOPBACK

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from cluster.messages import StepDescriptor
 from cluster.routes import ExpertRoutes, RouteShape
 from cluster.wire import Decoder, encode
+from cluster.worker_messages import StepDescriptor
 from expert_workers.inputs_from_step import (
     InputsBuilder,
     PlannedChunk,

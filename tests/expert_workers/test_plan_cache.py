@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from cluster.messages import PlanPart
+from cluster.worker_messages import PlanPart
 from expert_workers.dispatch.planned import PlannedStep
 from expert_workers.inputs_from_step import PlannedChunk, StepRefusedError
 from expert_workers.plan_cache import PlanCache

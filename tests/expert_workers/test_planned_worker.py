@@ -20,10 +20,10 @@ from torch.autograd.profiler import profile
 
 from cluster.dispatch_plan import PlanFragment
 from cluster.errors import CellError
-from cluster.messages import RouteChunk, SequenceStart, StepDescriptor
 from cluster.placement import ExpertPlacement
 from cluster.routes import ExpertRoutes
 from cluster.types import Rank
+from cluster.worker_messages import RouteChunk, SequenceStart, StepDescriptor
 from expert_workers.inputs_from_step import StepRefusedError
 from expert_workers.worker import ExpertWorker
 from expert_workers.worker_builder import build_expert_worker

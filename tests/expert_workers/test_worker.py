@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from cluster.messages import RouteChunk, SentTraffic, SequenceStart
 from cluster.placement import ExpertPlacement
 from cluster.routes import ExpertRoutes
+from cluster.worker_messages import RouteChunk, SentTraffic, SequenceStart
 from expert_workers.dispatch.base import DispatchedTokens
 from expert_workers.dispatch.load import LoadCountingDispatcher
 from expert_workers.inputs_from_step import StepRefusedError

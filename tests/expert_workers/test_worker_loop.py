@@ -8,7 +8,11 @@ import pytest
 
 from cluster.channel import PullSocket, RouterSocket
 from cluster.errors import CellError, WireError
-from cluster.messages import (
+from cluster.namespace import model_fingerprint
+from cluster.routes import ExpertRoutes
+from cluster.types import DispatchMode
+from cluster.wire import Decoder, encode
+from cluster.worker_messages import (
     CellIdentity,
     HeldPlan,
     PlanPart,
@@ -24,10 +28,6 @@ from cluster.messages import (
     WorkerReady,
     WorkerStop,
 )
-from cluster.namespace import model_fingerprint
-from cluster.routes import ExpertRoutes
-from cluster.types import DispatchMode
-from cluster.wire import Decoder, encode
 from expert_workers.worker_builder import build_expert_worker
 from expert_workers.worker_loop import run_worker
 from tests.expert_workers.dispatch.plan_cases import even_case, plan_part

@@ -13,12 +13,12 @@ import torch
 from torch._C._distributed_c10d import FileStore, Store
 
 from cluster.channel import PullSocket, RouterSocket
-from cluster.messages import CellIdentity
 from cluster.model_config.read import read_model_spec
 from cluster.model_spec import ModelSpec
 from cluster.namespace import model_fingerprint
 from cluster.placement import ExpertPlacement
 from cluster.types import DispatchMode, Rank
+from cluster.worker_messages import CellIdentity
 from expert_workers.worker import ExpertWorker
 from expert_workers.worker_builder import WorkerOptions, build_expert_worker
 from expert_workers.worker_loop import run_worker

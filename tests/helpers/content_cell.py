@@ -8,30 +8,32 @@ import numpy as np
 from cluster.channel import DealerSocket, PushSocket
 from cluster.config import CellSection, Config, SchedulerSection
 from cluster.messages import (
-    CellIdentity,
     CellStatus,
     Completion,
     OutputBatch,
     Refused,
-    RouteChunk,
     SamplingParams,
-    SequenceEnd,
-    SequenceStart,
     StatusQuery,
-    StepDescriptor,
     Stop,
     Submit,
     SubmitAll,
     ToEngine,
     ToHttpServer,
-    ToWorker,
-    WorkerReady,
-    WorkerStop,
 )
 from cluster.placement import ExpertPlacement
 from cluster.scores import SCORE_BYTES
 from cluster.types import Namespace, Rank
 from cluster.wire import Decoder, encode
+from cluster.worker_messages import (
+    CellIdentity,
+    RouteChunk,
+    SequenceEnd,
+    SequenceStart,
+    StepDescriptor,
+    ToWorker,
+    WorkerReady,
+    WorkerStop,
+)
 from prefix_store.compiler_thread import CompilerThread
 from prefix_store.store import PrefixStore
 from router_service.engine_composition import ServedShapes

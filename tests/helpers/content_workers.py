@@ -13,7 +13,10 @@ from itertools import pairwise
 import numpy as np
 
 from cluster.errors import RankLostError
-from cluster.messages import (
+from cluster.routes import ExpertRoutes, RouteShape
+from cluster.scores import ScoreColumns
+from cluster.types import Rank
+from cluster.worker_messages import (
     LateFrame,
     RouteChunk,
     RouteFrame,
@@ -24,9 +27,6 @@ from cluster.messages import (
     StepResult,
     StepTimings,
 )
-from cluster.routes import ExpertRoutes, RouteShape
-from cluster.scores import ScoreColumns
-from cluster.types import Rank
 
 VOCAB = 97
 SHAPE = RouteShape(num_moe_layers=2, num_experts_per_tok=2, num_experts=8)

@@ -17,8 +17,8 @@ import numpy.typing as npt
 from torch import Tensor
 from torch._C._distributed_c10d import Store
 
-from cluster.messages import StepDescriptor
 from cluster.model_config.read import read_model_spec
+from cluster.worker_messages import StepDescriptor
 from expert_workers.device import torch_dtype
 from expert_workers.dispatch.base import Dispatcher
 from expert_workers.dispatch.load import LoadCountingDispatcher

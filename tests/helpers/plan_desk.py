@@ -7,11 +7,12 @@ from prometheus_client import CollectorRegistry
 
 from cluster.dispatch_plan import PlanFragment
 from cluster.errors import PlanError
-from cluster.messages import HeldPlan, PlanPart, PlansHeld, SamplingParams, Submit
+from cluster.messages import SamplingParams, Submit
 from cluster.metrics import Metrics
 from cluster.placement import ExpertPlacement
 from cluster.routes import ExpertRoutes
 from cluster.types import Namespace, Rank, SeqId
+from cluster.worker_messages import HeldPlan, PlanPart, PlansHeld
 from prefix_store.plan_compiler import compile_fragment
 from router_service.features import Features
 from router_service.plan_book import PlanBook, PlanLimits

@@ -7,10 +7,17 @@ import numpy as np
 
 from cluster.dispatch_plan import PlanFragment
 from cluster.errors import PlanError
-from cluster.messages import HeldPlan, PlanPart, PlansHeld, RouteChunk, StepDescriptor, StepResult
 from cluster.placement import ExpertPlacement
 from cluster.routes import ExpertRoutes
 from cluster.types import Rank
+from cluster.worker_messages import (
+    HeldPlan,
+    PlanPart,
+    PlansHeld,
+    RouteChunk,
+    StepDescriptor,
+    StepResult,
+)
 from prefix_store.plan_compiler import compile_fragment
 from router_service.plan_book import PlanLimits
 from tests.helpers.content_workers import SHAPE, ContentWorkers

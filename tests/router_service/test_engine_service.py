@@ -24,11 +24,10 @@ from cluster.messages import (
     Stop,
     Submit,
     SubmitAll,
-    WorkerFailed,
-    WorkerReady,
 )
 from cluster.prefix_match import Publication
 from cluster.wire import encode
+from cluster.worker_messages import WorkerFailed, WorkerReady
 from prefix_store.store import PrefixStore
 from tests.helpers.content_cell import PATIENCE, Client, ContentCell, make_identity
 from tests.helpers.content_workers import oracle

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from cluster.config import Config, SchedulerSection
-from cluster.messages import CellIdentity
 from cluster.placement import ExpertPlacement
 from cluster.routes import ExpertRoutes
+from cluster.worker_messages import CellIdentity
 from prefix_store.plan_compiler import compile_fragment
 from router_service.plan_limits import plan_limits
 from router_service.plans import PlannedRun, Unplanned

@@ -7,8 +7,9 @@ import pytest
 
 from cluster.errors import RequestError
 from cluster.messages import SamplingParams, Submit
+from router_service.body_validation import validate
 from router_service.model_text import load_model_text
-from router_service.protocol import ChatBody, CompletionBody, validate
+from router_service.protocol import ChatBody, CompletionBody
 from router_service.request_admission import RequestAdmission, ServedModel
 from tests.helpers.content_cell import ContentCell
 from tests.helpers.content_workers import SHAPE, VOCAB, ContentWorkers

@@ -9,7 +9,10 @@ import pytest
 
 from cluster.channel import DealerSocket, PullSocket, PushSocket, RouterSocket
 from cluster.errors import CellError, DeadlineError, RankLostError, WireError
-from cluster.messages import (
+from cluster.scores import ScoreColumns
+from cluster.types import Rank, StepId
+from cluster.wire import Decoder, encode
+from cluster.worker_messages import (
     CellIdentity,
     HeldPlan,
     PlansHeld,
@@ -23,9 +26,6 @@ from cluster.messages import (
     WorkerReady,
     WorkerStop,
 )
-from cluster.scores import ScoreColumns
-from cluster.types import Rank, StepId
-from cluster.wire import Decoder, encode
 from router_service.step_builder import build_step
 from router_service.step_clock import StepClock
 from router_service.worker_client import WorkerClient

@@ -11,11 +11,11 @@ import numpy.typing as npt
 import torch
 
 from cluster.dispatch_plan import PlanFragment
-from cluster.messages import PlanPart, ToWorker
 from cluster.placement import ExpertPlacement
 from cluster.routes import ExpertRoutes, RouteShape
 from cluster.types import Rank
 from cluster.wire import Decoder, encode
+from cluster.worker_messages import PlanPart, ToWorker
 from expert_workers.dispatch.layout import (
     ExpertLocations,
     SentRows,

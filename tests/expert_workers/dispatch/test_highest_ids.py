@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from cluster.messages import LateFrame, RouteFrame
 from cluster.model_spec import SigmoidGateSpec, SoftmaxGateSpec
 from cluster.placement import ExpertPlacement
 from cluster.routes import ExpertRoutes, RouteShape
 from cluster.wire import Decoder, encode
+from cluster.worker_messages import LateFrame, RouteFrame
 from expert_workers.dispatch.local import LocalDispatcher
 from expert_workers.model.experts import apply_experts, run_experts
 from expert_workers.model.gate import Gate, SigmoidGate, SoftmaxGate

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.profiler import profile
 
-from cluster.messages import SentTraffic
+from cluster.worker_messages import SentTraffic
 from expert_workers.dispatch.negotiated import NegotiatedDispatcher
 from expert_workers.dispatch.planned import LayerFormat, PlannedLayer, planned_layer
 from expert_workers.exchange.counting import CountingExchange

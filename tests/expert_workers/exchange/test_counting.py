@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from cluster.messages import SentTraffic
+from cluster.worker_messages import SentTraffic
 from expert_workers.exchange.base import RowSplits
 from expert_workers.exchange.counting import CountingExchange
 

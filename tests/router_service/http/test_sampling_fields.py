@@ -11,7 +11,8 @@ import pytest
 
 from cluster.errors import RequestError
 from cluster.messages import SamplingParams
-from router_service.protocol import CompletionBody, validate
+from router_service.body_validation import validate
+from router_service.protocol import CompletionBody
 from router_service.requested_sampling import SamplingRules, requested_sampling
 from router_service.sampling_defaults import SamplingDefaults
 from tests.helpers.scripted_engine import ScriptedEngine

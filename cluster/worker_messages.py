@@ -1,0 +1,232 @@
+"""Every struct that crosses between engine and expert workers. Frozen, tagged, declared once.
+
+`cluster/wire.py` moves them: ToWorker and ToEngineFromWorker on one socket, LateFrame on a second one.
+"""
+
+import msgspec
+import numpy as np
+
+from cluster.dispatch_plan import ReceivePart, SendPart
+from cluster.messages import Int32Column
+from cluster.model_spec import ComputeDtype
+from cluster.scores import ScoreColumns
+from cluster.types import DispatchMode
+
+# engine -> expert worker
+
+
+class SequenceStart(msgspec.Struct, frozen=True, tag=True):
+    """Once per request and home rank, before the first step that names the seq_id."""
+
+    seq_id: int
+    temperature: float
+    top_p: float
+    seed: int
+    top_k: int | None = None
+    min_p: float = 0.0
+    barred_token_ids: tuple[int, ...] = ()
+    """Not sampled for a position before `barred_before`."""
+    barred_before: int = 0
+    num_top_logprobs: int = 1
+    """Most likely tokens that are listed with every score, at least 1."""
+    choice: int = 0
+
+
+class SequenceEnd(msgspec.Struct, frozen=True, tag=True):
+    """These seq_ids will not be named again."""
+
+    seq_ids: list[int]
+
+
+class RouteChunk(msgspec.Struct, frozen=True, tag=True):
+    """Routes that a chunk of step `step_id` replays; named by `route_id` in the descriptor. [T, L, K] both."""
+
+    route_id: int
+    step_id: int
+    topk_ids: np.ndarray
+    topk_weights: np.ndarray
+
+
+class StepDescriptor(msgspec.Struct, frozen=True, tag=True):
+    """One step, the same bytes for every rank. S chunks, ordered by rank; N = sum of num_tokens.
+
+    A rank without chunks takes part with zero tokens. Columns are int32.
+    """
+
+    step_id: int
+    placement_epoch: int
+    dispatch: DispatchMode
+    seq_ids: Int32Column
+    """[S]"""
+    ranks: Int32Column
+    """[S] home rank of each chunk"""
+    first_positions: Int32Column
+    """[S] position of the chunk's first token in its sequence"""
+    num_tokens: Int32Column
+    """[S] tokens of the chunk, at least 1"""
+    route_ids: Int32Column
+    """[S] RouteChunk to replay, −1: the gate chooses"""
+    samples: Int32Column
+    """[S] 1 if the chunk's last token is the sequence's last known one, so that the next is sampled"""
+    num_suppressed: Int32Column
+    """[S] first tokens of the chunk whose KV is in the blocks already: they read it and write none"""
+    input_ids: Int32Column
+    """[N] token ids, chunk after chunk"""
+    block_table_lens: Int32Column
+    """[S]"""
+    block_tables: Int32Column
+    """[sum of block_table_lens] the sequence's blocks from position 0"""
+    fragment_lens: Int32Column
+    """[S] plan fragments that the chunk travels by, 0: its dispatch is negotiated"""
+    fragment_ids: Int32Column
+    """[sum of fragment_lens] acknowledged by every rank; together they cover the chunk's tokens in order"""
+    evicted_fragment_ids: Int32Column
+    """[any] not named from this step on"""
+    score_lens: Int32Column
+    """[S] first tokens of the chunk for which the score of the token after is asked"""
+    score_target_ids: Int32Column
+    """[sum of score_lens] the tokens after them"""
+
+
+class PlanPart(msgspec.Struct, frozen=True, tag=True):
+    """One rank's part of a plan fragment, ahead of the first step that names it."""
+
+    fragment_id: int
+    digest: bytes
+    """`PlanFragment.digest`, the same in all parts: ranks with different ones must not meet in an exchange."""
+    source: int
+    placement_epoch: int
+    num_tokens: int
+    send: SendPart | None
+    """For the source rank only."""
+    receive: ReceivePart
+
+
+class WorkerStop(msgspec.Struct, frozen=True, tag=True):
+    pass
+
+
+ToWorker = SequenceStart | SequenceEnd | RouteChunk | PlanPart | StepDescriptor | WorkerStop
+
+
+# expert worker -> engine
+
+
+class CellIdentity(msgspec.Struct, frozen=True):
+    """What the engine and every rank of a cell must have in common before a step can mean the same to all."""
+
+    model_fingerprint: str
+    """`cluster.namespace.model_fingerprint` of the files that this process sees."""
+    dtype: ComputeDtype
+    deterministic: bool
+    ep_size: int
+    placement_epoch: int
+    dispatch: DispatchMode
+    block_size: int
+    num_kv_blocks: int
+    """Per rank."""
+
+
+class WorkerReady(msgspec.Struct, frozen=True, tag=True):
+    """Loaded and joined. The engine refuses a rank whose `identity` is not its own."""
+
+    rank: int
+    pid: int
+    identity: CellIdentity
+    incarnation: str
+    """Drawn at start: what an earlier process of this rank acknowledged does not count."""
+
+
+class HeldPlan(msgspec.Struct, frozen=True):
+    fragment_id: int
+    digest: bytes
+    """Of the part that came under this id."""
+
+
+class PlansHeld(msgspec.Struct, frozen=True, tag=True):
+    """This process of the rank holds these fragments."""
+
+    rank: int
+    incarnation: str
+    held: list[HeldPlan]
+
+
+class StepTimings(msgspec.Struct, frozen=True):
+    """Seconds of one rank in one step; `forward` contains the others and the sampler."""
+
+    forward: float
+    attention: float
+    gate: float
+    dispatch: float
+    experts: float
+    combine: float
+
+
+class SentTraffic(msgspec.Struct, frozen=True):
+    """What one rank sent to the others. Payload bytes, without the transport's own."""
+
+    messages: int
+    bytes: int
+
+
+class StepResult(msgspec.Struct, frozen=True, tag=True):
+    """One rank's answer. `seq_ids` and `token_ids` are the sampled tokens, in the descriptor's order."""
+
+    rank: int
+    step_id: int
+    seq_ids: list[int]
+    token_ids: list[int]
+    poisoned_seq_ids: list[int]
+    """Sequences with a non-finite router logit or logit: they end with an error and nothing of them is published."""
+    gate_tokens: int
+    """Tokens of this rank that went through a gate (counted once per token, not per layer)."""
+    expert_load: Int32Column
+    """[MoE layers, local experts] rows that this rank's experts served; int32"""
+    sent: SentTraffic
+    """By the exchanges of this step, planned or not."""
+    scores: ScoreColumns
+    """Of `token_ids`."""
+    timings: StepTimings
+
+
+class WorkerFailed(msgspec.Struct, frozen=True, tag=True):
+    """The worker cannot go on. `exchange`: the exchange broke, so another rank may be the cause."""
+
+    rank: int
+    step_id: int
+    exchange: bool
+    reason: str
+
+
+ToEngineFromWorker = WorkerReady | PlansHeld | StepResult | WorkerFailed
+
+
+class ScoreFrame(msgspec.Struct, frozen=True, tag=True):
+    """Scores that chunks of one step asked for, chunk after chunk in the descriptor's order. Second socket."""
+
+    rank: int
+    step_id: int
+    seq_ids: Int32Column
+    """[C]"""
+    num_tokens: Int32Column
+    """[C]"""
+    scores: ScoreColumns
+
+
+class RouteFrame(msgspec.Struct, frozen=True, tag=True):
+    """Routes that one rank's gate chose in one step, chunk after chunk in the descriptor's order. Second socket."""
+
+    rank: int
+    step_id: int
+    seq_ids: Int32Column
+    """[C]"""
+    num_tokens: Int32Column
+    """[C]"""
+    topk_ids: np.ndarray
+    """[sum of num_tokens, L, K] uint8 or uint16, sorted by id"""
+    topk_weights: np.ndarray
+    """same shape"""
+
+
+LateFrame = RouteFrame | ScoreFrame
+"""What follows a step's result on the second socket: for a large model it is megabytes."""

@@ -1,0 +1,140 @@
+"""Messages of a chat: what is supported of them, and how a chat template sees them."""
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic_core import PydanticCustomError
+
+from router_service.body_fields import NullOnly, NullOrEmptyList, Strict, at_field
+from router_service.openai_errors import safe_text
+
+MAX_MESSAGES = 16384
+"""Of one chat, parts of messages counted too: each costs some microseconds during which nobody else is served."""
+PART_JOINER = "\n"
+"""Between the text parts of one message."""
+
+
+class TextPart(Strict):
+    type: Literal["text"]
+    text: str
+
+
+def _content_kind(value: object) -> str:
+    return "<parts>" if isinstance(value, list) else "<text>"
+
+
+Content = Annotated[
+    Annotated[str, Tag("<text>")] | Annotated[list[TextPart], Tag("<parts>")],
+    Discriminator(_content_kind),
+]
+
+
+class SystemMessage(Strict):
+    role: Literal["system", "developer"]
+    content: Content
+    name: NullOnly = None
+
+
+class UserMessage(Strict):
+    role: Literal["user"]
+    content: Content
+    name: NullOnly = None
+
+
+class FunctionCall(Strict):
+    name: Annotated[str, Field(min_length=1)]
+    arguments: str
+
+    @model_validator(mode="after")
+    def _arguments_are_an_object(self) -> "FunctionCall":
+        self.parsed_arguments()
+        return self
+
+    def parsed_arguments(self) -> dict[str, Any]:
+        try:
+            value = json.loads(self.arguments)
+        except (ValueError, RecursionError):
+            value = None
+        if not isinstance(value, dict):
+            raise at_field(
+                "arguments", f"is {safe_text(self.arguments)}; it must hold a JSON object"
+            )
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise at_field("arguments", "holds a lone surrogate") from None
+        return value
+
+
+class ToolCall(Strict):
+    id: str | None = None
+    type: Literal["function"]
+    function: FunctionCall
+
+
+class AssistantMessage(Strict):
+    """An earlier answer. The null-only fields are those that clients send back as they got them."""
+
+    role: Literal["assistant"]
+    content: Content | None = None
+    tool_calls: list[ToolCall] | None = None
+    name: NullOnly = None
+    refusal: NullOnly = None
+    audio: NullOnly = None
+    function_call: NullOnly = None
+    annotations: NullOrEmptyList = None
+    reasoning: NullOnly = None
+    reasoning_content: NullOnly = None
+
+
+class ToolMessage(Strict):
+    role: Literal["tool"]
+    content: Content | None = None
+    tool_call_id: str | None = None
+    name: NullOnly = None
+
+
+ChatMessage = Annotated[
+    SystemMessage | UserMessage | AssistantMessage | ToolMessage, Field(discriminator="role")
+]
+
+
+def refuse_too_many_messages(value: object) -> object:
+    """Before any of them is looked at."""
+    if not isinstance(value, list):
+        return value
+    contents = [m.get("content") for m in value[:MAX_MESSAGES] if isinstance(m, dict)]
+    count = len(value) + sum(len(content) for content in contents if isinstance(content, list))
+    if count > MAX_MESSAGES:
+        raise PydanticCustomError(
+            "too_many_messages",
+            "{count} messages and parts of messages; the limit is {limit}",
+            {"count": count, "limit": MAX_MESSAGES},
+        )
+    return value
+
+
+def content_text(content: str | list[TextPart] | None) -> str:
+    """Parts joined in order with a newline; absent and empty are the same."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    return PART_JOINER.join(part.text for part in content)
+
+
+def template_message(message: ChatMessage) -> dict[str, Any]:
+    """The message as a chat template sees it, tool-call arguments as objects."""
+    shown: dict[str, Any] = {"role": message.role, "content": content_text(message.content)}
+    if isinstance(message, AssistantMessage) and message.tool_calls:
+        shown["tool_calls"] = [_template_call(call) for call in message.tool_calls]
+    if isinstance(message, ToolMessage) and message.tool_call_id is not None:
+        shown["tool_call_id"] = message.tool_call_id
+    return shown
+
+
+def _template_call(call: ToolCall) -> dict[str, Any]:
+    function = {"name": call.function.name, "arguments": call.function.parsed_arguments()}
+    identity = {} if call.id is None else {"id": call.id}
+    return {**identity, "type": call.type, "function": function}
