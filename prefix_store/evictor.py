@@ -93,7 +93,7 @@ class Evictor:
         assert parent is not None
         count = min(num_blocks, len(payload.routes) - payload.num_blocks_with_kv)
         end = len(payload.routes) - count
-        self._drop_scores(leaf, [b for b in range(end, end + count) if b in payload.scores])
+        self._drop_scores(leaf, [block for block in payload.scores if block >= end])
         self._tree.remove_tail(leaf, count)
         self._account.routes.unleased -= count
         self.route_blocks_evicted += count

@@ -4,12 +4,11 @@ Bytes cannot be written by anybody, a cut copies none of them, and a block that 
 """
 
 from dataclasses import dataclass, field
-from typing import cast
 
 import numpy as np
-import numpy.typing as npt
 
 from cluster.routes import ExpertRoutes, RouteShape
+from prefix_store.equal_parts import equal_parts
 
 
 @dataclass(slots=True)
@@ -26,7 +25,8 @@ class PackedRoutes:
     def pack(routes: ExpertRoutes, num_blocks: int) -> "PackedRoutes":
         """A copy of routes of so many full blocks, [num_blocks · B, L, K]."""
         return PackedRoutes(
-            _cut(routes.topk_ids, num_blocks), _cut(routes.topk_weights, num_blocks)
+            equal_parts(routes.topk_ids, num_blocks),
+            equal_parts(routes.topk_weights, num_blocks),
         )
 
     def __len__(self) -> int:
@@ -62,12 +62,3 @@ class PackedRoutes:
             np.frombuffer(b"".join(self.topk_ids), shape.id_dtype).reshape(dims),
             np.frombuffer(b"".join(self.topk_weights), shape.weight_dtype).reshape(dims),
         )
-
-
-def _cut(array: npt.NDArray[np.generic], num_parts: int) -> list[bytes]:
-    """Equal parts along the first axis."""
-    if num_parts < 2:
-        return [array.tobytes()] * num_parts
-    part = np.dtype((np.void, array.nbytes // num_parts))
-    parts = np.ascontiguousarray(array).reshape(-1).view(part)
-    return cast(list[bytes], parts.tolist())

@@ -3,12 +3,13 @@
 Bytes and not an array for each block, whose object would be as large as the scores of its 16 tokens.
 """
 
-from typing import cast
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from cluster.scores import SCORE, TokenScores
+from prefix_store.equal_parts import equal_parts
 
 
 def unknown_scores(num_tokens: int) -> bytes:
@@ -28,10 +29,8 @@ class ScoreOffer:
         end = start + scores.num_tokens
         self.first_block, self.end_block = start // block_size, -(-end // block_size)
         whole = _whole_blocks(start % block_size, scores, block_size)
-        self._packed = _cut(whole.rows, self.end_block - self.first_block)
-        self._num_known: list[int] = (
-            whole.known.reshape(-1, block_size).sum(axis=1, dtype=np.int64).tolist()
-        )
+        self._packed = equal_parts(whole.rows, self.end_block - self.first_block)
+        self._num_known = _num_known(whole.known, block_size)
 
     def blocks_between(self, first_block: int, end_block: int) -> list[int]:
         """Of these, numbered as in the sequence, those with a score, in order."""
@@ -39,16 +38,19 @@ class ScoreOffer:
         blocks = range(max(first_block, first), min(end_block, self.end_block))
         return [block for block in blocks if known[block - first]]
 
-    def num_known(self, block: int) -> int:
-        return self._num_known[block - self.first_block]
+    def num_known(self, blocks: Sequence[int]) -> int:
+        """Tokens of these blocks that have a score."""
+        first, known = self.first_block, self._num_known
+        return sum([known[block - first] for block in blocks])
 
-    def packed(self, block: int) -> bytes:
-        return self._packed[block - self.first_block]
+    def packed(self, blocks: Sequence[int]) -> list[bytes]:
+        first, packed = self.first_block, self._packed
+        return [packed[block - first] for block in blocks]
 
     def merged(self, record: bytes, block: int) -> tuple[bytes, int]:
         """The record with those of the block's scores that it does not have, and how many these are."""
         rows = bytearray(record)
-        taken = unpack(rows).fill(0, unpack(self.packed(block)))
+        taken = unpack(rows).fill(0, unpack(*self.packed([block])))
         return bytes(rows), taken
 
 
@@ -63,9 +65,9 @@ def _whole_blocks(num_before: int, scores: TokenScores, block_size: int) -> Toke
     return whole
 
 
-def _cut(rows: npt.NDArray[np.void], num_blocks: int) -> list[bytes]:
-    """A copy of each part, all equally long."""
-    if not num_blocks:
-        return []
-    part = np.dtype((np.void, rows.nbytes // num_blocks))
-    return cast(list[bytes], np.ascontiguousarray(rows).view(part).tolist())
+def _num_known(known: npt.NDArray[np.bool_], block_size: int) -> list[int]:
+    """Block by block. Mostly all are."""
+    if known.all():
+        return [block_size] * (len(known) // block_size)
+    counts: list[int] = known.reshape(-1, block_size).sum(axis=1, dtype=np.int64).tolist()
+    return counts

@@ -1,5 +1,6 @@
 """What a tree node carries for its blocks: routes of every block, KV block ids per rank, scores. No keys, no leases."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from cluster.types import BlockId, Rank
@@ -59,12 +60,15 @@ class NodePayload:
             part.scores[place] = record
         return head
 
-    def fill_scores(self, block: int, offer: ScoreOffer, offered: int) -> int:
-        """Takes an offer's scores of a block, its number `offered` in there, where none is known; mutates. Returns how
-        many it took."""
-        record = self.scores.get(block)
-        if record is None:
-            self.scores[block] = offer.packed(offered)
-            return offer.num_known(offered)
-        self.scores[block], taken = offer.merged(record, offered)
+    def add_scores(self, offer: ScoreOffer, blocks: Sequence[int], first_block: int) -> int:
+        """Takes an offer's scores of blocks that have none; mutates. Blocks are numbered as in the offer, in which
+        this payload's start with `first_block`. Returns of how many tokens."""
+        places = [block - first_block for block in blocks]
+        self.scores.update(zip(places, offer.packed(blocks), strict=True))
+        return offer.num_known(blocks)
+
+    def merge_scores(self, offer: ScoreOffer, block: int, first_block: int) -> int:
+        """Takes those that a block with scores does not have; mutates. Returns how many it took."""
+        place = block - first_block
+        self.scores[place], taken = offer.merged(self.scores[place], block)
         return taken

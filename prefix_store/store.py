@@ -16,7 +16,7 @@ from cluster.prefix_match import (
     StoreStats,
 )
 from cluster.routes import ExpertRoutes, RouteShape
-from cluster.scores import SCORE_BYTES, TokenScores
+from cluster.scores import TokenScores
 from cluster.types import BlockId, EvictTarget, Namespace, Rank
 from prefix_store.block_pool import BlockPool
 from prefix_store.evictor import Evictor
@@ -24,9 +24,9 @@ from prefix_store.invariants import InvariantCheck
 from prefix_store.lease import LeasedPath
 from prefix_store.offer import Offer
 from prefix_store.packed_routes import PackedRoutes
-from prefix_store.packed_scores import ScoreOffer, unknown_scores, unpack
 from prefix_store.payload import NodePayload
 from prefix_store.radix_tree import BlockKeys, RadixNode, RadixTree, TreePath, path_from_root
+from prefix_store.score_records import ScoreRecords
 from prefix_store.size_account import SizeAccount
 
 TokenIds = npt.NDArray[np.int32]
@@ -62,9 +62,6 @@ class PrefixStore:
         self._route_shape = route_shape
         self._route_block_bytes = block_size * route_shape.bytes_per_token
         self._max_route_blocks = route_budget_bytes // self._route_block_bytes
-        self._score_block_bytes = block_size * SCORE_BYTES
-        self._no_scores = unknown_scores(block_size)
-        self._max_score_blocks = score_budget_bytes // self._score_block_bytes
         self._kv_bytes_per_block = kv_bytes_per_block
         _check_route_budget(num_ranks * num_kv_blocks, self._route_block_bytes, route_budget_bytes)
         ranks = [Rank(rank) for rank in range(num_ranks)]
@@ -72,6 +69,9 @@ class PrefixStore:
         self._pools = [BlockPool(rank, num_kv_blocks) for rank in ranks]
         self._account = SizeAccount(num_ranks)
         self._evictor = Evictor(self._tree, self._pools, self._account)
+        self._scores = ScoreRecords(
+            self._evictor, self._account.scores, block_size, score_budget_bytes
+        )
         self._leases: dict[Lease, LeasedPath] = {}
         self._now = 0
 
@@ -195,35 +195,13 @@ class PrefixStore:
 
     def scores(self, lease: Lease, start: int, end: int) -> TokenScores:
         """A copy of what is known of tokens [start, end) under the lease. Raises StoreError if the range leaves it."""
-        path = self._held_range(lease, start, end)
-        first_block, end_block = start // self._block_size, -(-end // self._block_size)
-        packed = bytearray()
-        for node in path_from_root(path.end_node, first_block):
-            first, end_of_node = max(first_block, node.first_block), min(end_block, node.end_block)
-            places = range(first - node.first_block, end_of_node - node.first_block)
-            packed += b"".join([node.payload.scores.get(p, self._no_scores) for p in places])
-        skipped = first_block * self._block_size
-        return unpack(packed).slice(start - skipped, end - skipped)
+        return self._scores.read(self._held_range(lease, start, end).end_node, start, end)
 
     def record_scores(self, lease: Lease, start: int, scores: TokenScores) -> int:
         """Scores of the tokens from `start` on, under the lease: taken where none is known yet, as long as the score
         budget has room. Returns how many were taken. Raises StoreError if the range leaves the lease."""
         path = self._held_range(lease, start, start + scores.num_tokens)
-        offer = ScoreOffer(start, scores, self._block_size)
-        taken = 0
-        for node in path_from_root(path.end_node, offer.first_block):
-            first, known = node.first_block, node.payload.scores
-            blocks = offer.blocks_between(first, node.end_block)
-            num_absent = sum(block - first not in known for block in blocks)
-            room = self._evictor.make_score_room(num_absent, self._max_score_blocks)
-            self._account.scores.leased += room
-            for block in blocks:
-                if block - first not in known:
-                    if not room:
-                        return taken
-                    room -= 1
-                taken += node.payload.fill_scores(block - first, offer, block)
-        return taken
+        return self._scores.record(path.end_node, start, scores)
 
     def allocate(self, rank: Rank, num_blocks: int) -> list[BlockId] | None:
         """Blocks for a request, evicting unleased KV of this rank if needed; None, and no change, if impossible."""
@@ -264,7 +242,7 @@ class PrefixStore:
         num_bytes = 0
         if part != "kv":
             num_score_blocks = self._evictor.evict_scores(node, node.num_blocks)
-            num_bytes += num_score_blocks * self._score_block_bytes
+            num_bytes += self._scores.bytes_of(num_score_blocks)
         if part == "scores":
             return num_bytes
         for rank in list(node.payload.kv):
@@ -285,7 +263,7 @@ class PrefixStore:
             kv_blocks_leased=sum(part.leased for part in kv),
             kv_bytes=sum(part.stored for part in kv) * self._kv_bytes_per_block,
             route_bytes=self._route_bytes,
-            score_bytes=self._score_bytes,
+            score_bytes=self._scores.num_bytes,
             kv_blocks_evicted=self._evictor.kv_blocks_evicted,
             route_blocks_evicted=self._evictor.route_blocks_evicted,
             score_blocks_evicted=self._evictor.score_blocks_evicted,
@@ -308,16 +286,12 @@ class PrefixStore:
             self._account.routes.stored <= self._max_route_blocks, "over the route budget"
         )
         check.require(
-            self._account.scores.stored <= self._max_score_blocks, "over the score budget"
+            self._account.scores.stored <= self._scores.max_blocks, "over the score budget"
         )
 
     @property
     def _route_bytes(self) -> int:
         return self._account.routes.stored * self._route_block_bytes
-
-    @property
-    def _score_bytes(self) -> int:
-        return self._account.scores.stored * self._score_block_bytes
 
     def _keys(self, token_ids: TokenIds) -> BlockKeys:
         if token_ids.dtype != np.int32 or token_ids.ndim != 1:
