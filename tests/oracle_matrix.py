@@ -41,6 +41,8 @@ BLOCK_BORDER_LENGTHS = (255, 256, 257)
 LONG_LENGTHS = (1000, 1999, 2000)
 LONG_IN_SMALL_CHUNKS = (DEMO, "plain")
 """Only these models run long prompts in chunks of 1 and 7: 2,000 steps each, many times over."""
+LONG_AT_EP = 4
+"""With more ranks only one chunk size runs long prompts: a step takes every rank's turn on the cores there are."""
 SHOWN_DETAILS = 40
 CODE_UNDER_TEST = ("cluster", "expert_workers", "prefix_store", "router_service", "tests/helpers")
 
@@ -107,16 +109,19 @@ def cases_of(part: Part) -> list[Case]:
         for deterministic in (True, False)
         for budget in part.budgets
         if deterministic or budget in FAST_BUDGETS
-        for lengths in _batches(part, model, budget)
+        for lengths in _batches(part, model, ep_size, budget)
         for state in part.states
     ]
 
 
-def _batches(part: Part, model: str, budget: int) -> Iterator[tuple[int, ...]]:
+def _batches(part: Part, model: str, ep_size: int, budget: int) -> Iterator[tuple[int, ...]]:
     """Lengths that are run together, at most a batch of eight."""
+    smallest_for_long = BUDGETS[-1] if model in LONG_IN_SMALL_CHUNKS else 16
+    if ep_size > LONG_AT_EP:
+        smallest_for_long = BUDGETS[0]
     for group in (SHORT_LENGTHS, BLOCK_BORDER_LENGTHS, LONG_LENGTHS):
         lengths = tuple(length for length in group if length in part.lengths)
-        if group is LONG_LENGTHS and budget < 16 and model not in LONG_IN_SMALL_CHUNKS:
+        if group is LONG_LENGTHS and budget < smallest_for_long:
             continue
         if lengths:
             yield lengths
@@ -280,7 +285,8 @@ def _extent(lines: Sequence[Line], part: Part, progress: Progress) -> str:
         f"{'' if is_complete else ' and was ended early'}, in {progress.seconds / 60:.1f} minutes. "
         f"Models at {ran}. Chunks {_joined(part.budgets)} (fast numerics: {_joined(FAST_BUDGETS)}); prompt lengths "
         f"{_joined(part.lengths)}, those of 1,000 and more in chunks under 16 only for "
-        f"{' and '.join(LONG_IN_SMALL_CHUNKS)}; {MAX_TOKENS} greedy tokens each. "
+        f"{' and '.join(LONG_IN_SMALL_CHUNKS)}, over EP {LONG_AT_EP} only in chunks of {BUDGETS[0]}; "
+        f"{MAX_TOKENS} greedy tokens each. "
         f"torch {torch.__version__}, transformers {transformers.__version__}, {platform.machine()}."
     )
 
