@@ -23,13 +23,16 @@ lint: install
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
+# Side by side what needs no cluster, then, one after the other, what starts a real one.
 # TRACES=DIR adds the tests that replay the request traces of that folder.
+PYTEST = $(BIN)/python -m pytest $(if $(TRACES),--traces=$(TRACES)) $(PYTEST_ARGS)
 test: lint
-	$(BIN)/python -m pytest -m "not slow and not gpu" $(if $(TRACES),--traces=$(TRACES)) $(PYTEST_ARGS)
+	$(PYTEST) -m "not ray and not slow and not gpu" -n logical --maxprocesses=4 --dist loadfile
+	$(PYTEST) -m "ray and not slow and not gpu"
 
 # Everything against transformers: hours; started again it goes on. ORACLE_ARGS=--quick for minutes.
 oracle: install
-	$(BIN)/python -m tests.oracle_matrix --out docs/oracle.md --keep .oracle $(ORACLE_ARGS)
+	$(BIN)/python -m tests.oracle_matrix --out docs/oracle/whole.md --keep .oracle $(ORACLE_ARGS)
 
 # A minute of chats and shared prefixes against HOST=http://…, or against a server of its own.
 load: install

@@ -1,6 +1,6 @@
 """The whole product of models, EP sizes, states, chunk sizes and prompt lengths against a cold run and transformers.
 
-Run as `python -m tests.oracle_matrix --out docs/oracle.md`; the table is written after every cell, so that a run that
+Run as `python -m tests.oracle_matrix --out docs/oracle/whole.md`; the table is written after every cell, so that a run that
 is ended early leaves what it has shown. With `--keep DIRECTORY` the next one goes on from there, as long as no line of
 the code under test has changed; several can share the directory, each with its own models or EP sizes.
 """
