@@ -97,4 +97,5 @@ def assert_error(response: httpx.Response, status: int, field: str | None) -> No
 
 def assert_serves(client: httpx.Client) -> None:
     """A plain request is answered."""
-    assert client.post(COMPLETIONS, json=completion_body()).status_code == 200
+    response = client.post(COMPLETIONS, json=completion_body())
+    assert response.status_code == 200, response.text
