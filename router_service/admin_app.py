@@ -5,12 +5,13 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from cluster.errors import RequestError
-from router_service.app import features_body, new_application, read_body, status_body
+from router_service.app import features_body, new_application, status_body
 from router_service.body_validation import validate
 from router_service.engine_client import EngineClient
 from router_service.json_body import parse_json_object
 from router_service.openai_errors import json_response
 from router_service.protocol import EvictBody, FeaturesBody
+from router_service.request_bodies import read_body
 
 _MAX_BODY_BYTES = 65536
 

@@ -1,9 +1,6 @@
 """The API application: paths to handlers, nothing of how a request is checked or generated."""
 
-import asyncio
 import hmac
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from dataclasses import dataclass
 
 from fastapi import FastAPI, Request
@@ -14,33 +11,22 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cluster.errors import CellError, PointsmanError
 from cluster.messages import CellStatus, FeatureStates
-from router_service.beside_the_loop import beside_the_loop
-from router_service.body_validation import validate
-from router_service.choice_delta import ChoiceDelta
+from router_service.answering import Answering
 from router_service.engine_client import EngineClient, SharedCall
-from router_service.generation import Generation, Generator
-from router_service.json_body import parse_json_object
+from router_service.generation import Generator
+from router_service.openai_api import ApiParts, OpenAiApi
 from router_service.openai_errors import (
     ApiKeyError,
-    BodyTooLargeError,
     MethodError,
     NoSuchRouteError,
     error_response,
     json_response,
     safe_text,
 )
-from router_service.protocol import ChatBody, CompletionBody
 from router_service.request_admission import RequestAdmission, ServedModel, unknown_model
-from router_service.responses import (
-    ChunkWriter,
-    chat_response,
-    completion_response,
-    whole_choices,
-)
-from router_service.streaming import DONE, ClientLeft, EventStream, event, unless_client_leaves
+from router_service.request_bodies import RequestBodies
+from router_service.streaming import ClientLeft
 
-LARGE_BODY_BYTES = 2**18
-"""Above this, parsing may take tens of milliseconds."""
 HEALTH_SECONDS = 2.0
 """The engine must answer a health probe's query within this."""
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -70,8 +56,8 @@ class ApiOptions:
     """Unix seconds; shown by /v1/models."""
 
 
-class OpenAiApi:
-    """Handlers of the API port. Holds no request; the engine client owns what is open."""
+class ServiceApi:
+    """The API port: its paths, and handlers of those that do not generate."""
 
     def __init__(
         self,
@@ -82,18 +68,22 @@ class OpenAiApi:
     ) -> None:
         self._model = model
         self._client = client
-        self._admission = admission
-        self._generator = Generator(client, model.text.codec)
         self._options = options
-        self._large_body = asyncio.Lock()
+        self._parts = ApiParts(
+            model,
+            RequestBodies(options.max_body_bytes),
+            admission,
+            Answering(Generator(client, model.text.codec)),
+        )
         self._health_status = SharedCall(lambda: client.status(HEALTH_SECONDS))
 
     def application(self) -> ASGIApp:
         app = new_application()
         app.add_api_route("/v1/models", self.models, methods=["GET", "HEAD"])
         app.add_api_route("/v1/models/{model:any_text}", self.model, methods=["GET", "HEAD"])
-        app.add_api_route("/v1/completions", self.completions, methods=["POST"])
-        app.add_api_route("/v1/chat/completions", self.chat_completions, methods=["POST"])
+        openai = OpenAiApi(self._parts)
+        app.add_api_route("/v1/completions", openai.completions, methods=["POST"])
+        app.add_api_route("/v1/chat/completions", openai.chat_completions, methods=["POST"])
         app.add_api_route("/health", self.health, methods=["GET", "HEAD"])
         app.add_api_route("/health/live", self.live, methods=["GET", "HEAD"])
         app.add_api_route("/metrics", self.metrics, methods=["GET", "HEAD"])
@@ -108,16 +98,6 @@ class OpenAiApi:
         if model != self._model.name:
             raise unknown_model(model, self._model.name)
         return json_response(self._model_card())
-
-    async def completions(self, request: Request) -> Response:
-        body = validate(CompletionBody, await self._json(request))
-        admitted = await self._admission.completion(body)
-        return await self._answer(request, Generation(admitted, self._model.name, "cmpl"))
-
-    async def chat_completions(self, request: Request) -> Response:
-        body = validate(ChatBody, await self._json(request))
-        admitted = await self._admission.chat(body)
-        return await self._answer(request, Generation(admitted, self._model.name, "chatcmpl"))
 
     async def health(self) -> Response:
         try:
@@ -134,44 +114,6 @@ class OpenAiApi:
 
     async def version(self) -> Response:
         return json_response({"version": self._options.version})
-
-    async def _json(self, request: Request) -> dict[str, object]:
-        """Large bodies one after the other on a thread: of what it does, only json.loads keeps others waiting."""
-        body = await read_body(request, self._options.max_body_bytes)
-        if len(body) <= LARGE_BODY_BYTES:
-            return parse_json_object(body)
-        async with self._large_body:
-            return await asyncio.to_thread(parse_json_object, body)
-
-    async def _answer(self, request: Request, generation: Generation) -> Response:
-        if generation.request.stream:
-            return EventStream(lambda: self._events(generation))
-        deltas = await unless_client_leaves(request.receive, self._collect(generation))
-        choices, codec = whole_choices(deltas), self._model.text.codec
-        respond = chat_response if generation.prefix == "chatcmpl" else completion_response
-        return await beside_the_loop(
-            sum(len(choice.scored) for choice in choices),
-            lambda: json_response(respond(generation, choices, codec)),
-        )
-
-    async def _collect(self, generation: Generation) -> list[ChoiceDelta]:
-        async with aclosing(self._generator.run(generation)) as deltas:
-            return [delta async for delta in deltas]
-
-    async def _events(self, generation: Generation) -> AsyncGenerator[bytes, None]:
-        writer = ChunkWriter(
-            generation, self._model.text.codec, chat=generation.prefix == "chatcmpl"
-        )
-        opened = False
-        async with aclosing(self._generator.run(generation)) as deltas:
-            async for delta in deltas:
-                chunks = (
-                    writer.chunks(delta) if opened else [*writer.opening(), *writer.chunks(delta)]
-                )
-                opened = True
-                yield b"".join(event(chunk) for chunk in chunks)
-        usage_chunk = writer.usage_chunk()
-        yield (b"" if usage_chunk is None else event(usage_chunk)) + DONE
 
     def _model_card(self) -> dict[str, object]:
         return {
@@ -214,27 +156,6 @@ def new_application() -> FastAPI:
     app.add_exception_handler(ClientLeft, _answer_nobody)
     app.add_exception_handler(Exception, _answer_error)
     return app
-
-
-async def read_body(request: Request, max_bytes: int) -> bytes:
-    """The whole body. Raises BodyTooLargeError before more than `max_bytes` are held, ClientLeft."""
-    declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared) > max_bytes:
-        raise _too_large(max_bytes)
-    body = bytearray()
-    while True:
-        message = await request.receive()
-        if message["type"] == "http.disconnect":
-            raise ClientLeft
-        body += message.get("body", b"")
-        if len(body) > max_bytes:
-            raise _too_large(max_bytes)
-        if not message.get("more_body", False):
-            return bytes(body)
-
-
-def _too_large(max_bytes: int) -> BodyTooLargeError:
-    return BodyTooLargeError(f"the body is over the limit of {max_bytes} bytes (max_body_bytes)")
 
 
 def _not_ready(reason: str) -> Response:

@@ -3,19 +3,19 @@
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 
-from cluster.errors import CellError, RequestError
+from cluster.errors import CellError
 from cluster.messages import Completion, OutputDelta, Submit
 from router_service.beside_the_loop import beside_the_loop
 from router_service.choice_delta import ChoiceDelta, ChoiceEnd
 from router_service.choice_output import ChoiceOutput, TextDelta
 from router_service.engine_client import EngineClient
+from router_service.field_names import FieldNames
 from router_service.prompt_echo import Echoing
 from router_service.request_admission import AdmittedRequest
 from router_service.routes_encoding import EncodedRoutes, encode_routes
@@ -28,13 +28,16 @@ class Generation:
 
     request: AdmittedRequest
     model: str
-    prefix: Literal["cmpl", "chatcmpl"]
+    prefix: str
+    """Of the id, with what separates it from the rest."""
+    names: FieldNames = field(default_factory=FieldNames)
+    """Of the body that the request was made from."""
     token: str = field(default_factory=lambda: secrets.token_hex(16))
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
     def id(self) -> str:
-        return f"{self.prefix}-{self.token}"
+        return f"{self.prefix}{self.token}"
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -71,7 +74,7 @@ class Generator:
         echoing = await beside_the_loop(
             num_prompt_tokens if request.echoes else 0, lambda: _echoing(request, self._codec)
         )
-        with _naming_fields(generation):
+        with generation.names.restored():
             async with aclosing(self._client.generate(submits)) as deltas:
                 async for delta in deltas:
                     index = index_of[delta.request_id]
@@ -91,17 +94,6 @@ class Generator:
         elif was_open and output.stopped_at is not None:
             await self._client.finish(delta.request_id, output.stopped_at)
         return taken
-
-
-@contextmanager
-def _naming_fields(generation: Generation) -> Iterator[None]:
-    """What the engine refuses names the field that was sent: it knows prompts only."""
-    try:
-        yield
-    except RequestError as error:
-        if error.field == "prompt" and generation.prefix == "chatcmpl":
-            error.field = "messages"
-        raise
 
 
 def _echoing(request: AdmittedRequest, codec: TextCodec) -> Echoing | None:

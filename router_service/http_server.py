@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 from cluster.errors import CellError, ConfigError
 from cluster.log import logger
 from router_service.admin_app import AdminApi
-from router_service.app import ApiOptions, OpenAiApi
+from router_service.app import ApiOptions, ServiceApi
 from router_service.engine_client import EngineClient
 from router_service.http_protocol import JsonErrorProtocol, protocol_with_deadline
 from router_service.model_text import load_model_text
@@ -174,7 +174,7 @@ class HttpServer:
             version=options.version,
             created=int(time.time()),
         )
-        api = OpenAiApi(self._model, client, admission, api_options)
+        api = ServiceApi(self._model, client, admission, api_options)
         return [api.application(), AdminApi(client).application()]
 
     async def _close(self, listener: "_Listener") -> None:

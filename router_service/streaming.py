@@ -11,7 +11,6 @@ from starlette.types import Receive, Scope, Send
 
 from cluster.errors import PointsmanError
 from cluster.log import logger
-from router_service.openai_errors import error_body, error_response
 
 T = TypeVar("T")
 _log = logger("http")
@@ -52,14 +51,20 @@ async def unless_client_leaves(receive: Receive, work: Coroutine[Any, Any, T]) -
 
 
 class EventStream(Response):
-    """A stream. The 200 is sent with the first event, so that a failure before it is a plain error answer.
+    """A stream. The 200 is sent with the first event, so that a failure before it is raised, for a plain error answer.
 
     A failure after it is one event with the error, and the stream closes without [DONE].
     """
 
-    def __init__(self, events: Callable[[], AsyncGenerator[bytes, None]]) -> None:
+    def __init__(
+        self,
+        events: Callable[[], AsyncGenerator[bytes, None]],
+        failure: Callable[[Exception], bytes],
+    ) -> None:
+        """failure: the event that tells an error."""
         super().__init__()
         self._events = events
+        self._failure = failure
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -80,10 +85,9 @@ class EventStream(Response):
                     await send({"type": "http.response.body", "body": body, "more_body": True})
             except PointsmanError as error:
                 if not started:
-                    await error_response(error)(scope, receive, send)
-                    return
+                    raise
                 _log.warning("stream ended with an error: %s", ascii(str(error)))
-                await send(_part(event(error_body(error))))
+                await send(_part(self._failure(error)))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

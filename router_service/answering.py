@@ -1,0 +1,65 @@
+"""A generation answered over HTTP, whole or as a stream, in the form of whichever API asked for it."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Protocol
+
+from fastapi import Request
+from starlette.responses import Response
+
+from router_service.beside_the_loop import beside_the_loop
+from router_service.choice_delta import ChoiceDelta
+from router_service.generation import Generation, Generator
+from router_service.openai_errors import json_response
+from router_service.responses import Json, WholeChoice, whole_choices
+from router_service.streaming import EventStream, unless_client_leaves
+
+
+class AnswerForm(Protocol):
+    """One generation as one API tells it: whole, or as the bytes of server-sent events."""
+
+    def whole(self, choices: list[WholeChoice]) -> Json:
+        """The body of the answer."""
+
+    def opening(self) -> bytes:
+        """Events before those of the first delta, with which they are sent."""
+
+    def told(self, delta: ChoiceDelta) -> bytes:
+        """Events of one delta."""
+
+    def closing(self) -> bytes:
+        """Events after the last delta."""
+
+    def failure(self, error: Exception) -> bytes:
+        """The last event of a stream that breaks off."""
+
+
+class Answering:
+    """Runs generations and tells them. Stateless between them."""
+
+    def __init__(self, generator: Generator) -> None:
+        self._generator = generator
+
+    async def answer(self, request: Request, generation: Generation, form: AnswerForm) -> Response:
+        """The body of `request` must have been read. Raises CellError and its kin, ClientLeft."""
+        if generation.request.stream:
+            return EventStream(lambda: self._events(generation, form), form.failure)
+        deltas = await unless_client_leaves(request.receive, self._collect(generation))
+        choices = whole_choices(deltas)
+        num_scored = sum(len(choice.scored) for choice in choices)
+        return await beside_the_loop(num_scored, lambda: json_response(form.whole(choices)))
+
+    async def _collect(self, generation: Generation) -> list[ChoiceDelta]:
+        async with aclosing(self._generator.run(generation)) as deltas:
+            return [delta async for delta in deltas]
+
+    async def _events(
+        self, generation: Generation, form: AnswerForm
+    ) -> AsyncGenerator[bytes, None]:
+        opened = False
+        async with aclosing(self._generator.run(generation)) as deltas:
+            async for delta in deltas:
+                told = form.told(delta) if opened else form.opening() + form.told(delta)
+                opened = True
+                yield told
+        yield form.closing()
