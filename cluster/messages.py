@@ -49,6 +49,8 @@ class Submit(msgspec.Struct, frozen=True):
     sampling: SamplingParams
     cache_salt: str | None
     return_routes: bool
+    tenant: str | None = None
+    """Whose API key it came with; prefixes are shared within a tenant, and there within a salt."""
     recompute_prompt: bool = False
     """The forward pass goes over every prompt token, also over those whose KV is there: it reads that and leaves it."""
     score_prompt: bool = False

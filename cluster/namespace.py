@@ -12,7 +12,7 @@ from typing import BinaryIO, Protocol
 from cluster.errors import CheckpointError
 from cluster.types import Namespace
 
-ENCODING_VERSION = 1
+ENCODING_VERSION = 2
 WHOLE_HASH_LIMIT_BYTES = 2**30
 _SAMPLE_BYTES = 4096
 _READ_BYTES = 2**22
@@ -23,8 +23,10 @@ class _Hash(Protocol):
     def update(self, data: bytes, /) -> None: ...
 
 
-def namespace_of(model_fingerprint: str, *, block_size: int, cache_salt: str | None) -> Namespace:
-    """The namespace of prefixes of one model, block size and salt.
+def namespace_of(
+    model_fingerprint: str, *, block_size: int, tenant: str | None, cache_salt: str | None
+) -> Namespace:
+    """The namespace of prefixes of one model, block size, tenant and salt: a salt parts only what one tenant sends.
 
     Requests without a salt share; requests with equal salts share, compared code point by code point. An empty salt is
     a salt like any other: it shares with other empty ones and not with requests that have none, so that a client whose
@@ -37,6 +39,7 @@ def namespace_of(model_fingerprint: str, *, block_size: int, cache_salt: str | N
                 "version": ENCODING_VERSION,
                 "model": model_fingerprint,
                 "block_size": block_size,
+                "tenant": tenant,
                 "cache_salt": cache_salt,
             }
         )

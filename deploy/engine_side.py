@@ -29,7 +29,10 @@ def served_shapes(plan: CellPlan, fingerprint: str) -> ServedShapes:
     return ServedShapes(
         vocab_size=plan.spec.vocab_size,
         route_shape=plan.spec.route_shape,
-        namespace_of=lambda salt: namespace_of(
-            fingerprint, block_size=plan.block_size, cache_salt=salt
+        namespace_of=lambda submit: namespace_of(
+            fingerprint,
+            block_size=plan.block_size,
+            tenant=submit.tenant,
+            cache_salt=submit.cache_salt,
         ),
     )

@@ -64,8 +64,8 @@ HTTP_FLAGS = (
     Flag("--admin-port", "http.admin_port", "port of the admin endpoints (on loopback), 0: any free one", _N),
     Flag("--http-servers", "http.servers", "HTTP server processes, which share both ports; one that dies is started "
          "again", _N),
-    Flag("--api-key-file", "http.api_key_file", "file whose first line clients must send as bearer token",
-         {"metavar": "FILE"}),
+    Flag("--api-key-file", "http.api_key_file", "file of the keys that clients must send, a line each: KEY, or TENANT "
+         "KEY for prefixes shared within the tenant only (or POINTSMAN_API_KEYS)", {"metavar": "FILE"}),
 )  # fmt: skip
 CELL_GROUPS = {
     "model": MODEL_FLAGS,

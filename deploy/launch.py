@@ -22,6 +22,7 @@ from deploy.actors.expert_worker import ExpertWorker, LoadedRank
 from deploy.actors.http_server import HttpServer
 from deploy.cell_plan import CellPlan
 from deploy.http_servers import HttpServers
+from router_service.api_keys import ApiKeys
 from router_service.http_server import BoundPorts
 
 PROCESS_CPUS = 0.5
@@ -80,7 +81,9 @@ class EngineLink:
         self._socket.close_after_sending(1.0)
 
 
-def launch_cell(config: Config, plan: CellPlan, progress: Progress) -> Cell:
+def launch_cell(
+    config: Config, plan: CellPlan, progress: Progress, api_keys: ApiKeys | None = None
+) -> Cell:
     """Actors in a placement group, weights loaded, group joined, engine ready, HTTP listening.
 
     Raises CellError naming the part that failed, DeadlineError when `cell.start_timeout_seconds` is over.
@@ -100,7 +103,7 @@ def launch_cell(config: Config, plan: CellPlan, progress: Progress) -> Cell:
     cell.worker_refs = [w.run.remote(worker_endpoint, route_endpoint) for w in cell.workers]
     _wait_until_ready(cell, deadline)
     cell.http_servers = HttpServers(
-        lambda: actor_in(HttpServer, bundles, plan.ep_size).remote(config, plan, front),
+        lambda: actor_in(HttpServer, bundles, plan.ep_size).remote(config, plan, front, api_keys),
         config.http.servers,
     )
     cell.http_servers.start(BoundPorts(config.http.port, config.http.admin_port), deadline)

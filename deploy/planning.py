@@ -12,7 +12,7 @@ from cluster.model_config.read import read_model_spec
 from cluster.model_spec import ComputeDtype, ModelSpec
 from cluster.placement import ExpertPlacement
 from cluster.types import DispatchMode, ExchangeKind, Rank
-from deploy.api_key import read_api_key
+from deploy.api_keys import read_api_keys
 from deploy.cell_plan import CellPlan
 from deploy.host_fit import Host, shortfalls
 from expert_workers.device import (
@@ -118,7 +118,7 @@ def _config_alone(model_dir: Path) -> FoundModel:
 
 def _plan(config: Config, model: FoundModel, devices: HostDevices) -> CellPlan:
     spec, uses_gpus = model.spec, devices.kind == "cuda"
-    read_api_key(config.http.api_key_file)
+    read_api_keys(config.http.api_key_file, os.environ)
     ep_size = config.cell.ep_size or devices.count or DEFAULT_CPU_RANKS
     placement = ExpertPlacement.contiguous(spec.gate.num_experts, ep_size)
     dtype = choose_compute_dtype(

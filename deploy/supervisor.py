@@ -17,9 +17,11 @@ from cluster.config import Config, HttpSection
 from cluster.errors import CellError, ConfigError
 from cluster.log import configure_logging, logger
 from deploy.actor_calls import End, end_of
+from deploy.api_keys import take_api_keys
 from deploy.cell_plan import CellPlan
 from deploy.launch import Cell, launch_cell, num_ray_cpus
 from deploy.ray_cluster import RayCluster
+from router_service.api_keys import ApiKeys
 
 WATCH_SECONDS = 1.0
 STOP_SECONDS = 2.0
@@ -58,6 +60,7 @@ def serve(config: Config, plan: CellPlan) -> int:
     Standard output gets the ready line only; what Ray and the actors print goes to standard error.
     """
     configure_logging()
+    api_keys = take_api_keys(config.http.api_key_file, os.environ)
     check_ports(config.http)
     say(
         f"starting {plan.served_model_name}: {plan.ep_size} expert workers, "
@@ -72,7 +75,7 @@ def serve(config: Config, plan: CellPlan) -> int:
             cluster = RayCluster(num_ray_cpus(plan.ep_size, config.http.servers), num_gpus)
             try:
                 on_signals(interrupts.handle)  # again: Ray sets its own
-                return _serve_in(config, plan, output, interrupts)
+                return _serve_in(config, plan, api_keys, output, interrupts)
             finally:
                 on_signals(_ignore)
                 cluster.close()
@@ -80,9 +83,15 @@ def serve(config: Config, plan: CellPlan) -> int:
             raise KeyboardInterrupt from None
 
 
-def _serve_in(config: Config, plan: CellPlan, output: TextIO, interrupts: "Interrupts") -> int:
+def _serve_in(
+    config: Config,
+    plan: CellPlan,
+    api_keys: ApiKeys | None,
+    output: TextIO,
+    interrupts: "Interrupts",
+) -> int:
     interrupts.check()
-    cell = launch_cell(config, plan, StderrProgress(interrupts))
+    cell = launch_cell(config, plan, StderrProgress(interrupts), api_keys)
     assert cell.http_servers is not None
     ports = cell.http_servers.ports
     stop = threading.Event()

@@ -71,8 +71,17 @@ def _served_model(host: str, headers: dict[str, str]) -> _ServedModel:
 def _headers(api_key_file: Path | None) -> dict[str, str]:
     headers = {"content-type": "application/json"}
     if api_key_file is not None:
-        headers["authorization"] = f"Bearer {api_key_file.read_text().splitlines()[0]}"
+        headers["authorization"] = f"Bearer {_first_key(api_key_file.read_text())}"
     return headers
+
+
+def _first_key(text: str) -> str:
+    """Of a file of keys as `pointsman serve` reads it. Raises ValueError."""
+    lines = [line.split() for line in text.splitlines()]
+    keys = [words[-1] for words in lines if words and not words[0].startswith("#")]
+    if not keys:
+        raise ValueError("the API key file holds no key")
+    return keys[0]
 
 
 class StreamingUser(User):

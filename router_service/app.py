@@ -1,22 +1,22 @@
 """The API application: paths to handlers, nothing of how a request is checked or generated."""
 
-import hmac
 from dataclasses import dataclass
 
 from fastapi import FastAPI, Request
 from starlette.convertors import Convertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from cluster.errors import CellError, PointsmanError
 from cluster.messages import CellStatus, FeatureStates
 from router_service.answering import Answering
+from router_service.api_keys import ApiKeys
 from router_service.engine_client import EngineClient, SharedCall
 from router_service.generation import Generator
+from router_service.key_check import RequireApiKey
 from router_service.openai_api import ApiParts, OpenAiApi
 from router_service.openai_errors import (
-    ApiKeyError,
     MethodError,
     NoSuchRouteError,
     error_response,
@@ -50,7 +50,7 @@ register_url_convertor("any_text", AnyText())
 @dataclass(frozen=True)
 class ApiOptions:
     max_body_bytes: int
-    api_key: str | None
+    api_keys: ApiKeys | None
     version: str
     created: int
     """Unix seconds; shown by /v1/models."""
@@ -88,8 +88,8 @@ class ServiceApi:
         app.add_api_route("/health/live", self.live, methods=["GET", "HEAD"])
         app.add_api_route("/metrics", self.metrics, methods=["GET", "HEAD"])
         app.add_api_route("/version", self.version, methods=["GET", "HEAD"])
-        key = self._options.api_key
-        return app if key is None else RequireApiKey(app, key)
+        keys = self._options.api_keys
+        return app if keys is None else RequireApiKey(app, keys)
 
     async def models(self) -> Response:
         return json_response({"object": "list", "data": [self._model_card()]})
@@ -123,23 +123,6 @@ class ServiceApi:
             "owned_by": "pointsman",
             "max_model_len": self._model.max_model_len,
         }
-
-
-class RequireApiKey:
-    """ASGI middleware: everything under /v1/ needs the key."""
-
-    def __init__(self, app: ASGIApp, key: str) -> None:
-        self._app = app
-        self._expected = b"Bearer " + key.encode()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"].startswith("/v1/"):
-            given = dict(scope["headers"]).get(b"authorization", b"")
-            if not hmac.compare_digest(given, self._expected):
-                error = ApiKeyError("wrong or missing API key; send Authorization: Bearer KEY")
-                await error_response(error)(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
 
 
 def new_application() -> FastAPI:

@@ -59,7 +59,7 @@ class Engine:
         limits: EngineLimits,
         parts: EngineParts,
         *,
-        namespace_of: Callable[[str | None], Namespace],
+        namespace_of: Callable[[Submit], Namespace],
         draw_seed: Callable[[], int],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -116,7 +116,7 @@ class Engine:
             client=client,
             seq_id=SeqId(self._next_seq_id),
             seed=self._seed(submit, leader),
-            namespace=self._namespace_of(submit.cache_salt),
+            namespace=self._namespace_of(submit),
             block_size=self._limits.block_size,
             route_shape=self._limits.route_shape,
             arrival_seconds=self._clock(),

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cluster.config import Config
+from cluster.messages import Submit
 from cluster.routes import RouteShape
 from cluster.types import Namespace
 from cluster.worker_messages import CellIdentity
@@ -22,11 +23,11 @@ from router_service.worker_client import WorkerClient
 
 @dataclass(frozen=True)
 class ServedShapes:
-    """What an engine must know of its model. namespace_of: of a request's cache_salt."""
+    """What an engine must know of its model. namespace_of: by a request's tenant and cache_salt."""
 
     vocab_size: int
     route_shape: RouteShape
-    namespace_of: Callable[[str | None], Namespace]
+    namespace_of: Callable[[Submit], Namespace]
 
 
 @dataclass(frozen=True)

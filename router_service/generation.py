@@ -11,6 +11,7 @@ import numpy as np
 
 from cluster.errors import CellError
 from cluster.messages import Completion, OutputDelta, Submit
+from router_service.api_keys import Caller
 from router_service.beside_the_loop import beside_the_loop
 from router_service.choice_delta import ChoiceDelta, ChoiceEnd
 from router_service.choice_output import ChoiceOutput, TextDelta
@@ -51,14 +52,16 @@ class Generator:
         self._client = client
         self._codec = codec
 
-    async def run(self, generation: Generation) -> AsyncGenerator[ChoiceDelta, None]:
+    async def run(
+        self, generation: Generation, caller: Caller
+    ) -> AsyncGenerator[ChoiceDelta, None]:
         """Deltas until every choice has ended. Raises CellError and its kin, also for a generation that failed.
 
         Close it when leaving early (contextlib.aclosing): the engine then aborts what is unfinished.
         """
         request = generation.request
         num_choices = len(request.prompts) * request.num_choices
-        submits = [_submit(generation, index) for index in range(num_choices)]
+        submits = [_submit(generation, caller, index) for index in range(num_choices)]
         index_of = {submit.request_id: index for index, submit in enumerate(submits)}
         outputs = [
             ChoiceOutput(
@@ -102,13 +105,14 @@ def _echoing(request: AdmittedRequest, codec: TextCodec) -> Echoing | None:
     return Echoing(request.prompts, codec, request.num_choices, request.num_logprobs)
 
 
-def _submit(generation: Generation, index: int) -> Submit:
+def _submit(generation: Generation, caller: Caller, index: int) -> Submit:
     request = generation.request
     prompt, choice = divmod(index, request.num_choices)
     return Submit(
         request_id=f"{generation.id}-{index}",
         prompt_token_ids=np.asarray(request.prompts[prompt], dtype=np.int32),
         sampling=request.sampling[prompt],
+        tenant=caller.tenant,
         cache_salt=request.cache_salt,
         return_routes=request.routes is not None,
         priority=request.priority,

@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import uvicorn
@@ -18,6 +18,7 @@ from starlette.types import ASGIApp
 from cluster.errors import CellError, ConfigError
 from cluster.log import logger
 from router_service.admin_app import AdminApi
+from router_service.api_keys import ApiKeys
 from router_service.app import ApiOptions, ServiceApi
 from router_service.engine_client import EngineClient
 from router_service.http_protocol import JsonErrorProtocol, protocol_with_deadline
@@ -44,7 +45,8 @@ class HttpServerOptions:
     """0: likewise."""
     max_body_bytes: int
     version: str
-    api_key: str | None = field(default=None, repr=False)
+    api_keys: ApiKeys | None = None
+    """None: whoever reaches the port may ask."""
     silence_seconds: float = 120.0
     """With requests open, the engine counts as lost after this long without a word."""
     receive_seconds: float = JsonErrorProtocol.receive_seconds
@@ -170,7 +172,7 @@ class HttpServer:
         options = self._options
         api_options = ApiOptions(
             max_body_bytes=options.max_body_bytes,
-            api_key=options.api_key,
+            api_keys=options.api_keys,
             version=options.version,
             created=int(time.time()),
         )

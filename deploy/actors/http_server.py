@@ -6,8 +6,8 @@ from importlib.metadata import version
 
 from cluster.config import Config
 from cluster.log import configure_logging
-from deploy.api_key import read_api_key
 from deploy.cell_plan import CellPlan
+from router_service.api_keys import ApiKeys
 from router_service.http_server import BoundPorts, HttpServerOptions
 from router_service.http_server import HttpServer as HttpService
 
@@ -23,7 +23,9 @@ class StartedHttpServer:
 class HttpServer:
     """`run` occupies one thread of the actor until `stop`."""
 
-    def __init__(self, config: Config, plan: CellPlan, engine_endpoint: str) -> None:
+    def __init__(
+        self, config: Config, plan: CellPlan, engine_endpoint: str, api_keys: ApiKeys | None
+    ) -> None:
         configure_logging()
         self._service = HttpService(
             HttpServerOptions(
@@ -39,7 +41,7 @@ class HttpServer:
                 admin_port=config.http.admin_port,
                 max_body_bytes=config.http.max_body_bytes,
                 version=version("pointsman"),
-                api_key=read_api_key(config.http.api_key_file),
+                api_keys=api_keys,
                 shares_ports=config.http.servers > 1,
             )
         )

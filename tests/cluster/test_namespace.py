@@ -16,7 +16,7 @@ from cluster.namespace import model_fingerprint, namespace_of
 ROOT = Path(__file__).parents[2]
 PRINT_NAMESPACE = (
     "from cluster.namespace import namespace_of;"
-    "print(namespace_of('f' * 64, block_size=16, cache_salt='tenant é'))"
+    "print(namespace_of('f' * 64, block_size=16, tenant=None, cache_salt='tenant é'))"
 )
 
 
@@ -41,21 +41,34 @@ def test_namespaces_are_the_same_in_every_process() -> None:
         for seed in ("0", "1", "12345")
     }
 
-    assert outputs == {namespace_of("f" * 64, block_size=16, cache_salt="tenant é")}
+    assert outputs == {namespace_of("f" * 64, block_size=16, tenant=None, cache_salt="tenant é")}
 
 
 def test_requests_with_equal_salts_share_and_all_others_are_apart() -> None:
     salts = [None, "", "a", "b", "null", "a ", "\ud800"]
 
-    namespaces = {namespace_of("model", block_size=16, cache_salt=salt) for salt in salts}
+    namespaces = {
+        namespace_of("model", block_size=16, tenant=None, cache_salt=salt) for salt in salts
+    }
 
     assert len(namespaces) == len(salts)
-    assert namespace_of("model", block_size=16, cache_salt="a") in namespaces
+    assert namespace_of("model", block_size=16, tenant=None, cache_salt="a") in namespaces
+
+
+def test_a_salt_parts_only_what_one_tenant_sends() -> None:
+    pairs = [(None, None), (None, "a"), ("a", None), ("a", "a"), ("a", "b"), ("b", "a"), ("", None)]
+
+    namespaces = {
+        namespace_of("model", block_size=16, tenant=tenant, cache_salt=salt)
+        for tenant, salt in pairs
+    }
+
+    assert len(namespaces) == len(pairs)
 
 
 def test_models_and_block_sizes_are_apart() -> None:
     namespaces = {
-        namespace_of(model, block_size=block_size, cache_salt=None)
+        namespace_of(model, block_size=block_size, tenant=None, cache_salt=None)
         for model in ("one", "two")
         for block_size in (16, 32)
     }

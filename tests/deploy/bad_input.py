@@ -179,7 +179,11 @@ BAD_MODELS: dict[str, Change] = {
 
 _TOML = "serve --config DIR/cell.toml #"
 FILES: dict[str, Change] = {
-    "serve --api-key-file DIR/key # empty": with_file("key", ""),
+    "serve --api-key-file DIR/key # empty": with_file("key", "# no key yet\n\n"),
+    "serve --api-key-file DIR/key # three words": with_file("key", "one\n\na b c\n"),
+    "serve --api-key-file DIR/key # a key twice": with_file("key", "a same\nb same\n"),
+    "serve --api-key-file DIR/key # a key that no header can hold": with_file("key", "schlüssel"),
+    "serve --api-key-file DIR/key # a tenant that no log can hold": with_file("key", "a=b key"),
     "serve --api-key-file DIR/key # not text": with_file("key", b"\xff\xfe"),
     f"{_TOML} [cell": with_settings("[cell"),
     f"{_TOML} cell = 1": with_settings("cell = 1"),

@@ -234,7 +234,9 @@ class ContentCell:
         self.service = EngineService(
             Config(cell=cell, scheduler=scheduler),
             make_identity(num_ranks),
-            ServedShapes(VOCAB, SHAPE, lambda salt: Namespace(f"model/{salt}")),
+            ServedShapes(
+                VOCAB, SHAPE, lambda submit: Namespace(f"model/{submit.tenant}/{submit.cache_salt}")
+            ),
             store=self.store,
             compiler=CompilerThread(ExpertPlacement.contiguous(SHAPE.num_experts, num_ranks)),
             host=HOST,

@@ -116,7 +116,7 @@ class EngineHarness:
                 features=self.features,
                 observer=observer,
             ),
-            namespace_of=lambda salt: Namespace(f"model/{salt}"),
+            namespace_of=lambda submit: Namespace(f"model/{submit.tenant}/{submit.cache_salt}"),
             draw_seed=lambda: 7,
         )
         self.generations: dict[str, Generation] = {}

@@ -185,7 +185,7 @@ class Bench:
         block_ids = store.allocate(Rank(0), num_blocks)
         assert block_ids is not None
         full = routes.slice(0, num_blocks * BLOCK_SIZE)
-        lease = store.acquire(Namespace(f"model/{salt}"), tokens, 0)
+        lease = store.acquire(Namespace(f"model/None/{salt}"), tokens, 0)
         publication = store.publish(lease, Rank(0), tokens, 0, block_ids, full)
         assert publication.outcomes == ("added",) * num_blocks
         store.release(lease)

@@ -174,7 +174,7 @@ def test_weights_of_another_content_find_nothing_of_what_was_stored_under_the_sa
     for value in (1.0, 2.0):
         save_file({"w": np.full(8, value, np.float32)}, tmp_path / "model.safetensors")
         model = model_fingerprint(tmp_path, "float32")
-        namespaces.append(namespace_of(model, block_size=BLOCK_SIZE, cache_salt=None))
+        namespaces.append(namespace_of(model, block_size=BLOCK_SIZE, tenant=None, cache_salt=None))
     store = make_store(max_score_blocks=8)
     written = write(store, tokens(12), namespace=namespaces[0])
     store.record_scores(written.lease, 0, falling(0, 12))

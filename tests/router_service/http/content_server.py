@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx
 
+from router_service.api_keys import ApiKeys
 from router_service.http_server import BoundPorts, HttpServer
 from tests.helpers.content_cell import ContentCell
 from tests.router_service.http.helpers import make_options
@@ -13,7 +14,7 @@ from tests.router_service.http.helpers import make_options
 
 @contextmanager
 def running_cell(
-    *, max_body_bytes: int = 4 * 2**20, **cell_options: Any
+    *, max_body_bytes: int = 4 * 2**20, api_keys: ApiKeys | None = None, **cell_options: Any
 ) -> Iterator[tuple[httpx.Client, ContentCell, BoundPorts]]:
     """Prompts are token ids below content_workers.VOCAB, because the tokenizer is another model's."""
     with ContentCell(**cell_options) as cell:
@@ -22,6 +23,7 @@ def running_cell(
             eos_token_ids=(),
             max_model_len=128,
             max_body_bytes=max_body_bytes,
+            api_keys=api_keys,
         )
         server = HttpServer(options)
         ports = server.start()

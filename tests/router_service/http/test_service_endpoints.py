@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from router_service.api_keys import parse_api_keys
 from router_service.http_server import BoundPorts
 from tests.helpers.scripted_engine import ScriptedEngine, wait_until
 from tests.router_service.http.helpers import (
@@ -257,7 +258,7 @@ def test_admin_status_shows_the_cell() -> None:
 def test_with_a_key_the_api_is_closed_to_others(headers: dict[str, Any]) -> None:
     with (
         ScriptedEngine() as engine,
-        running_server(engine, api_key="secret") as (client, _),
+        running_server(engine, api_keys=parse_api_keys("secret", "keys")) as (client, _),
     ):
         answers = [
             client.post(COMPLETIONS, json=completion_body(), headers=headers),
@@ -272,7 +273,7 @@ def test_with_a_key_the_api_is_closed_to_others(headers: dict[str, Any]) -> None
 def test_with_its_key_the_api_answers() -> None:
     with (
         ScriptedEngine() as engine,
-        running_server(engine, api_key="secret") as (client, _),
+        running_server(engine, api_keys=parse_api_keys("secret", "keys")) as (client, _),
     ):
         client.headers["authorization"] = "Bearer secret"
         assert_serves(client)
