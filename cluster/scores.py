@@ -11,10 +11,17 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-SCORE = np.dtype([("chosen_logprob", "<f4"), ("top_id", "<i4"), ("top_logprob", "<f4")])
+SCORE = np.dtype(
+    [
+        ("chosen_logprob", "<f4"),
+        ("chosen_rank", "<i4"),
+        ("top_id", "<i4"),
+        ("top_logprob", "<f4"),
+    ]
+)
 SCORE_BYTES = SCORE.itemsize
 """Per token."""
-_UNKNOWN = np.array((np.nan, -1, np.nan), SCORE)
+_UNKNOWN = np.array((np.nan, 0, -1, np.nan), SCORE)
 
 
 class ScoreColumns(msgspec.Struct, frozen=True):
@@ -22,6 +29,8 @@ class ScoreColumns(msgspec.Struct, frozen=True):
 
     chosen_logprobs: np.ndarray
     """[n] float32, of the token that the sequence goes on with."""
+    chosen_ranks: np.ndarray
+    """[n] int32, from 1: its place in the vocabulary, the most likely first, equal ones by rising id."""
     top_lens: np.ndarray
     """[n] int32, at least 1."""
     top_ids: np.ndarray
@@ -36,7 +45,7 @@ class ScoreColumns(msgspec.Struct, frozen=True):
     @staticmethod
     def empty() -> "ScoreColumns":
         ints, floats = np.zeros(0, np.int32), np.zeros(0, np.float32)
-        return ScoreColumns(floats, ints, ints, floats)
+        return ScoreColumns(floats, ints, ints, ints, floats)
 
     @staticmethod
     def joined(parts: Sequence["ScoreColumns"]) -> "ScoreColumns":
@@ -45,6 +54,7 @@ class ScoreColumns(msgspec.Struct, frozen=True):
             return ScoreColumns.empty()
         return ScoreColumns(
             np.concatenate([part.chosen_logprobs for part in parts]),
+            np.concatenate([part.chosen_ranks for part in parts]),
             np.concatenate([part.top_lens for part in parts]),
             np.concatenate([part.top_ids for part in parts]),
             np.concatenate([part.top_logprobs for part in parts]),
@@ -56,6 +66,7 @@ class ScoreColumns(msgspec.Struct, frozen=True):
         first, last = int(ends[start]), int(ends[end])
         return ScoreColumns(
             self.chosen_logprobs[start:end],
+            self.chosen_ranks[start:end],
             self.top_lens[start:end],
             self.top_ids[first:last],
             self.top_logprobs[first:last],
@@ -72,6 +83,7 @@ class ScoreColumns(msgspec.Struct, frozen=True):
         return [
             ScoreColumns(
                 self.chosen_logprobs[token : token + 1],
+                self.chosen_ranks[token : token + 1],
                 self.top_lens[token : token + 1],
                 self.top_ids[start:end],
                 self.top_logprobs[start:end],
@@ -84,6 +96,7 @@ class ScoreColumns(msgspec.Struct, frozen=True):
         firsts = (np.cumsum(self.top_lens) - self.top_lens).astype(np.int64)
         rows = np.empty(self.num_tokens, SCORE)
         rows["chosen_logprob"] = self.chosen_logprobs
+        rows["chosen_rank"] = self.chosen_ranks
         rows["top_id"] = self.top_ids[firsts]
         rows["top_logprob"] = self.top_logprobs[firsts]
         return TokenScores(rows)
@@ -93,7 +106,8 @@ class ScoreColumns(msgspec.Struct, frozen=True):
 class TokenScores:
     """Scores of T consecutive tokens, as the prefix store keeps them.
 
-    rows: [T] of SCORE: log-prob of the token (NaN where there is none), the most likely token there, its log-prob
+    rows: [T] of SCORE: log-prob of the token (NaN where there is none) and its rank, the most likely token there, its
+    log-prob
     """
 
     rows: npt.NDArray[np.void]
@@ -121,6 +135,7 @@ class TokenScores:
         """With one alternative each; of tokens that are all known."""
         return ScoreColumns(
             np.ascontiguousarray(self.rows["chosen_logprob"]),
+            np.ascontiguousarray(self.rows["chosen_rank"]),
             np.ones(self.num_tokens, np.int32),
             np.ascontiguousarray(self.rows["top_id"]),
             np.ascontiguousarray(self.rows["top_logprob"]),

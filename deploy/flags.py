@@ -55,7 +55,7 @@ MEMORY_FLAGS = (
     Flag("--num-kv-blocks", "store.num_kv_blocks", "KV pool of each rank in blocks, instead of --kv-memory", _N),
     Flag("--route-memory", "store.route_memory", "recorded routes of the whole cell, at least those of all KV blocks",
          _SIZE),
-    Flag("--score-memory", "store.score_memory", "recorded log-probs of the whole cell, 12 bytes a token; holding them "
+    Flag("--score-memory", "store.score_memory", "recorded log-probs of the whole cell, 16 bytes a token; holding them "
          "takes about half as much again", _SIZE),
 )  # fmt: skip
 HTTP_FLAGS = (

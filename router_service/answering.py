@@ -49,7 +49,7 @@ class Answering:
             return EventStream(lambda: self._events(generation, caller, form), form.failure)
         deltas = await unless_client_leaves(request.receive, self._collect(generation, caller))
         choices = whole_choices(deltas)
-        num_scored = sum(len(choice.scored) for choice in choices)
+        num_scored = sum(choice.num_scored for choice in choices)
         return await beside_the_loop(num_scored, lambda: json_response(form.whole(choices)))
 
     async def _collect(self, generation: Generation, caller: Caller) -> list[ChoiceDelta]:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from cluster.scores import ScoreColumns
 from router_service.logprobs import ScoredToken
 from router_service.routes_encoding import EncodedRoutes
 
@@ -32,3 +33,6 @@ class ChoiceDelta:
     token_ids: list[int]
     scored: list[ScoredToken]
     end: ChoiceEnd | None
+    prompt_scores: ScoreColumns | None = None
+    """[prompt - 1] of the prompt tokens from the second on, once, with the first choice of each prompt, if
+    `prompt_logprobs` was asked."""

@@ -83,7 +83,7 @@ class Generator:
                     index = index_of[delta.request_id]
                     taken = await self._take(request, index, outputs[index], delta)
                     told = await echoing.add(index, delta, taken) if echoing else taken
-                    for choice_delta in told:
+                    for choice_delta in [*_prompt_scores(request, index, delta), *told]:
                         yield choice_delta
 
     async def _take(
@@ -118,11 +118,17 @@ def _submit(generation: Generation, caller: Caller, index: int) -> Submit:
         priority=request.priority,
         num_top_logprobs=max(1, request.num_logprobs or 0),
         return_scores=request.num_logprobs is not None,
-        score_prompt=request.echoes and request.num_logprobs is not None and choice == 0,
-        num_prompt_alternatives=max(1, request.num_logprobs or 0),
+        score_prompt=request.num_prompt_alternatives is not None and choice == 0,
+        num_prompt_alternatives=max(1, request.num_prompt_alternatives or 0),
         choice=choice,
         leader_id=f"{generation.id}-{index - choice}" if choice else None,
     )
+
+
+def _prompt_scores(request: AdmittedRequest, index: int, delta: OutputDelta) -> list[ChoiceDelta]:
+    if request.num_prompt_logprobs is None or delta.prompt_scores is None:
+        return []
+    return [ChoiceDelta(index, "", [], [], None, delta.prompt_scores)]
 
 
 def _choice_delta(index: int, new: TextDelta, end: ChoiceEnd | None = None) -> ChoiceDelta:

@@ -66,6 +66,29 @@ def chat_logprobs(tokens: Sequence[ScoredToken], codec: TextCodec, *, with_top: 
     }
 
 
+def prompt_logprobs(
+    token_ids: Sequence[int], scores: ScoreColumns, num_asked: int, codec: TextCodec
+) -> list[Json | None]:
+    """Of one prompt, vLLM's shape: null for the first token, then by token id the token itself and the `num_asked` most
+    likely ones. scores: [prompt - 1] of the tokens from the second on."""
+    places = zip(token_ids[1:], scores.split(), strict=True)
+    return [None, *(_ranked(token_id, score, num_asked, codec) for token_id, score in places)]
+
+
+def _ranked(token_id: int, score: ScoreColumns, num_asked: int, codec: TextCodec) -> Json:
+    entries = {token_id: (float(score.chosen_logprobs[0]), int(score.chosen_ranks[0]))}
+    for place, (listed_id, logprob) in enumerate(score.alternatives(0)[:num_asked], start=1):
+        entries.setdefault(listed_id, (logprob, place))
+    return {
+        str(listed_id): {
+            "logprob": logprob,
+            "rank": rank,
+            "decoded_token": codec.token_text(listed_id),
+        }
+        for listed_id, (logprob, rank) in entries.items()
+    }
+
+
 def _entry(token_id: int, logprob: float | None, codec: TextCodec) -> Json:
     return {
         "token": codec.token_text(token_id),

@@ -69,6 +69,7 @@ class GenerationFields(Strict):
     return_routed_experts: Annotated[Any, one_of(None, False, True, "weights")] = None
     routed_experts_start: Annotated[int, Field(ge=0)] | None = None
     routed_experts_end: Annotated[int, Field(ge=1)] | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     cache_salt: Annotated[str, Field(min_length=1)] | None = None
     ignore_eos: bool | None = None
     top_k: Annotated[int, Field(ge=-1)] | None = None
@@ -91,7 +92,6 @@ class GenerationFields(Strict):
     use_beam_search: OnlyFalse = None
     skip_special_tokens: OnlyTrue = None
     spaces_between_special_tokens: OnlyTrue = None
-    prompt_logprobs: NullOnly = None
     allowed_token_ids: NullOnly = None
     truncate_prompt_tokens: NullOnly = None
     return_tokens_as_token_ids: OnlyFalse = None
@@ -109,6 +109,8 @@ class GenerationFields(Strict):
     def _fields_agree(self) -> "GenerationFields":
         if self.stream_options is not None and not self.stream:
             raise at_field("stream_options", "is only allowed with stream true")
+        if self.prompt_logprobs is not None and self.stream:
+            raise at_field("prompt_logprobs", "is only given with stream false")
         start, end = self.routed_experts_start, self.routed_experts_end
         if not self.return_routed_experts:
             if start is not None:
@@ -172,8 +174,10 @@ class CompletionBody(GenerationFields):
 
     @model_validator(mode="after")
     def _something_is_answered(self) -> "CompletionBody":
-        if self.max_tokens == 0 and not self.echo:
-            raise at_field("max_tokens", "is 0; it must be at least 1 without echo")
+        if self.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
+            raise at_field(
+                "max_tokens", "is 0; it must be at least 1 without echo or prompt_logprobs"
+            )
         return self
 
     @property

@@ -43,6 +43,8 @@ class AdmittedRequest:
     """Of each prompt; answers number them prompt by prompt."""
     num_logprobs: int | None
     """Alternatives listed with each output token's log-prob; None: no log-probs."""
+    num_prompt_logprobs: int | None
+    """Alternatives listed with each prompt token's log-prob in `prompt_logprobs`; None: that is not asked."""
     echoes: bool
     """The prompt comes first in every choice."""
     sampling: list[SamplingParams]
@@ -53,6 +55,12 @@ class AdmittedRequest:
     routes: RouteSelection | None
     cache_salt: str | None
     priority: int
+
+    @property
+    def num_prompt_alternatives(self) -> int | None:
+        """Alternatives that the engine has to list with each prompt token; None: prompts are not scored."""
+        asked = [self.num_prompt_logprobs, self.num_logprobs if self.echoes else None]
+        return max((count for count in asked if count is not None), default=None)
 
 
 @dataclass(frozen=True)
@@ -169,6 +177,7 @@ class RequestAdmission:
             prompts=prompts,
             num_choices=body.num_choices,
             num_logprobs=body.num_logprobs,
+            num_prompt_logprobs=body.prompt_logprobs,
             echoes=body.echoes,
             sampling=sampling,
             stop=tuple(body.stop or ()),

@@ -4,9 +4,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from cluster.scores import ScoreColumns
 from router_service.choice_delta import ChoiceDelta, ChoiceEnd
 from router_service.generation import Generation
-from router_service.logprobs import ScoredToken, chat_logprobs, completion_logprobs
+from router_service.logprobs import (
+    ScoredToken,
+    chat_logprobs,
+    completion_logprobs,
+    prompt_logprobs,
+)
 from router_service.routes_encoding import EncodedRoutes
 from router_service.tokenizer import TextCodec
 
@@ -22,6 +28,14 @@ class WholeChoice:
     token_ids: list[int]
     scored: list[ScoredToken]
     end: ChoiceEnd
+    prompt_scores: ScoreColumns | None
+    """See ChoiceDelta."""
+
+    @property
+    def num_scored(self) -> int:
+        """Tokens and alternatives that it has log-probs of."""
+        of_prompt = 0 if self.prompt_scores is None else len(self.prompt_scores.top_ids)
+        return len(self.scored) + of_prompt
 
 
 def whole_choices(deltas: Iterable[ChoiceDelta]) -> list[WholeChoice]:
@@ -30,14 +44,24 @@ def whole_choices(deltas: Iterable[ChoiceDelta]) -> list[WholeChoice]:
     token_ids: dict[int, list[int]] = {}
     scored: dict[int, list[ScoredToken]] = {}
     ends: dict[int, ChoiceEnd] = {}
+    prompt_scores: dict[int, ScoreColumns] = {}
     for delta in deltas:
         texts.setdefault(delta.index, []).append(delta.text)
         token_ids.setdefault(delta.index, []).extend(delta.token_ids)
         scored.setdefault(delta.index, []).extend(delta.scored)
         if delta.end is not None:
             ends[delta.index] = delta.end
+        if delta.prompt_scores is not None:
+            prompt_scores[delta.index] = delta.prompt_scores
     return [
-        WholeChoice(index, "".join(texts[index]), token_ids[index], scored[index], ends[index])
+        WholeChoice(
+            index,
+            "".join(texts[index]),
+            token_ids[index],
+            scored[index],
+            ends[index],
+            prompt_scores.get(index),
+        )
         for index in sorted(ends)
     ]
 
@@ -45,6 +69,7 @@ def whole_choices(deltas: Iterable[ChoiceDelta]) -> list[WholeChoice]:
 def completion_response(
     generation: Generation, choices: list[WholeChoice], codec: TextCodec
 ) -> Json:
+    told = _prompt_logprobs(generation, choices, codec)
     return {
         **_head(generation, "text_completion"),
         "choices": [
@@ -52,6 +77,7 @@ def completion_response(
                 "index": choice.index,
                 "text": choice.text,
                 "logprobs": _completion_logprobs(generation, choice.scored, codec),
+                **_of_its_prompt(generation, choice.index, told),
                 **_choice_end(generation, choice.token_ids, choice.end),
             }
             for choice in choices
@@ -75,6 +101,7 @@ def chat_response(generation: Generation, choices: list[WholeChoice], codec: Tex
             for choice in choices
         ],
         "usage": usage(generation, [choice.end for choice in choices]),
+        **_of_its_prompt(generation, 0, _prompt_logprobs(generation, choices, codec)),
         **_prompt_ids(generation),
         **_prompt_routes(generation, [choice.end for choice in choices]),
     }
@@ -190,6 +217,27 @@ def _chat_logprobs(
         if num_logprobs is not None
         else None
     )
+
+
+def _prompt_logprobs(
+    generation: Generation, choices: list[WholeChoice], codec: TextCodec
+) -> list[list[Json | None]]:
+    """Of every prompt, if they were asked; built once for all its choices."""
+    request = generation.request
+    if request.num_prompt_logprobs is None:
+        return []
+    scores = [choice.prompt_scores for choice in choices if choice.prompt_scores is not None]
+    return [
+        prompt_logprobs(*pair, request.num_prompt_logprobs, codec)
+        for pair in zip(request.prompts, scores, strict=True)
+    ]
+
+
+def _of_its_prompt(generation: Generation, index: int, told: list[list[Json | None]]) -> Json:
+    """What `_prompt_logprobs` told of the prompt of choice `index`."""
+    if not told:
+        return {}
+    return {"prompt_logprobs": told[index // generation.request.num_choices]}
 
 
 def _head(generation: Generation, kind: str) -> Json:

@@ -75,6 +75,7 @@ class ScoreLog:
         """score: of this token alone."""
         self._room(position + 1).rows[position] = (
             score.chosen_logprobs[0],
+            score.chosen_ranks[0],
             score.top_ids[0],
             score.top_logprobs[0],
         )

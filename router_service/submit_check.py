@@ -18,10 +18,13 @@ def check_submit(submit: Submit, limits: EngineLimits) -> None:
             f"min_tokens bars ids that are not from 0 to {limits.vocab_size - 1}",
             field="stop_token_ids",
         )
-    for asked in (submit.num_top_logprobs, submit.num_prompt_alternatives):
+    for field, asked in (
+        ("logprobs", submit.num_top_logprobs),
+        ("prompt_logprobs", submit.num_prompt_alternatives),
+    ):
         if not 1 <= asked <= limits.vocab_size:
             raise RequestError(
-                f"{asked} alternatives asked for: from 1 to {limits.vocab_size}", field="logprobs"
+                f"{asked} alternatives asked for: from 1 to {limits.vocab_size}", field=field
             )
     needed = -(-(num_prompt_tokens + max_tokens) // limits.block_size)
     if needed > limits.num_kv_blocks:

@@ -10,15 +10,16 @@ from cluster.wire import Decoder, encode
 def make_columns() -> ScoreColumns:
     return ScoreColumns(
         np.array([-1.0, -2.0, -3.0], np.float32),
+        np.array([7, 8, 9], np.int32),
         np.array([1, 3, 2], np.int32),
         np.array([10, 20, 21, 22, 30, 31], np.int32),
         -np.arange(6, dtype=np.float32),
     )
 
 
-def test_a_score_takes_twelve_bytes() -> None:
-    assert SCORE_BYTES == 12
-    assert TokenScores.unknown(5).rows.nbytes == 60
+def test_a_score_takes_sixteen_bytes() -> None:
+    assert SCORE_BYTES == 16
+    assert TokenScores.unknown(5).rows.nbytes == 80
 
 
 def test_columns_are_cut_with_their_alternatives() -> None:
@@ -28,6 +29,7 @@ def test_columns_are_cut_with_their_alternatives() -> None:
     parts = columns.split()
     assert [part.top_ids.tolist() for part in parts] == [[10], [20, 21, 22], [30, 31]]
     assert [part.chosen_logprobs.tolist() for part in parts] == [[-1.0], [-2.0], [-3.0]]
+    assert [part.chosen_ranks.tolist() for part in parts] == [[7], [8], [9]]
     assert ScoreColumns.empty().split() == []
 
 
@@ -36,6 +38,7 @@ def test_the_store_keeps_the_chosen_and_the_first_alternative() -> None:
     assert stored.known.all()
     assert stored.rows["top_id"].tolist() == [10, 20, 30]
     assert stored.columns().chosen_logprobs.tolist() == [-1.0, -2.0, -3.0]
+    assert stored.columns().chosen_ranks.tolist() == [7, 8, 9]
     assert stored.columns().top_logprobs.tolist() == [0.0, -1.0, -4.0]
 
 

@@ -127,7 +127,7 @@ def test_routes_are_a_few_percent_of_bfloat16_kv(
     )
     assert round(100 * row["route_to_kv_ratio"], 2) == percent_stored
     assert round(100 * row["applied_route_to_kv_ratio"], 2) == percent_applied
-    assert row["score_to_kv_ratio"] == round(12 / kv, 6)
+    assert row["score_to_kv_ratio"] == round(16 / kv, 6)
 
 
 def test_kv_computed_in_float32_is_twice_as_large(tmp_path: Path) -> None:

@@ -62,6 +62,10 @@ def assert_close(scores: Scores, token_ids: list[int], reference: ReferenceModel
     best = logprobs.max(dim=-1).values.numpy()
     assert np.abs(scores["chosen_logprob"] - chosen).max() < TOLERANCE
     assert np.abs(scores["top_logprob"] - best).max() < TOLERANCE
+    num_before = (logprobs > torch.from_numpy(chosen)[:, None] + TOLERANCE).sum(dim=-1).numpy()
+    num_until = (logprobs >= torch.from_numpy(chosen)[:, None] - TOLERANCE).sum(dim=-1).numpy()
+    assert (num_before < scores["chosen_rank"]).all()
+    assert (scores["chosen_rank"] <= num_until).all()
     of_top_id = logprobs[torch.arange(len(token_ids) - 1), scores["top_id"].astype(np.int64)]
     assert np.abs(of_top_id.numpy() - best).max() < TOLERANCE
 

@@ -31,6 +31,8 @@ def test_scores_are_those_of_the_plain_formula(top_lens: list[int]) -> None:
         best = np.argsort(-expected, kind="stable")[: top_lens[row]]
         assert list(ids) == best.tolist()
         assert logprobs == pytest.approx(expected[best], abs=1e-5)
+        order = np.argsort(-expected, kind="stable").tolist()
+        assert scores.chosen_ranks[row] == order.index(target) + 1
 
 
 def test_equal_logits_are_listed_by_rising_id_and_the_first_is_the_top_one() -> None:
@@ -42,12 +44,20 @@ def test_equal_logits_are_listed_by_rising_id_and_the_first_is_the_top_one() -> 
     assert score(logits, [8, 8], [1, 1]).top_ids.tolist() == [0, 3]
 
 
+def test_a_rank_is_the_place_in_the_list_of_all_alternatives_also_among_equals() -> None:
+    logits = torch.zeros(9, 9)
+    logits[:, 3] = logits[:, 6] = 1.0
+    scores = score(logits, list(range(9)), [9] * 9)
+    listed = [token_id for token_id, _ in scores.alternatives(0)]
+    assert scores.chosen_ranks.tolist() == [listed.index(token_id) + 1 for token_id in range(9)]
+
+
 @pytest.mark.parametrize("vocab", [17, 301, 3072])
 def test_a_rows_scores_are_the_same_bytes_alone_and_among_others(vocab: int) -> None:
     logits = make_logits(9, vocab)
     together = score(logits, list(range(9)), [2] * 9)
     alone = ScoreColumns.joined([score(logits[row : row + 1], [row], [2]) for row in range(9)])
-    for name in ("chosen_logprobs", "top_ids", "top_logprobs"):
+    for name in ("chosen_logprobs", "chosen_ranks", "top_ids", "top_logprobs"):
         assert getattr(together, name).tobytes() == getattr(alone, name).tobytes()
 
 

@@ -53,25 +53,31 @@ def next_token(content: bytes) -> int:
     return int.from_bytes(content[:4], "little") % VOCAB
 
 
-def score_of(content: bytes, token_id: int) -> tuple[float, int, float]:
-    """Of the token after the one with this content: its log-prob, the likeliest one and its log-prob."""
+Score = tuple[float, int, int, float]
+"""Log-prob and rank of a token, the likeliest one there and its log-prob."""
+
+
+def score_of(content: bytes, token_id: int) -> Score:
+    """Of the token after the one with this content."""
     top = -int(content[4]) / 512
     chosen = top if token_id == next_token(content) else top - 1 - token_id / VOCAB
-    return float(np.float32(chosen)), next_token(content), float(np.float32(top))
+    rank = 1 + (token_id - next_token(content)) % VOCAB
+    return float(np.float32(chosen)), rank, next_token(content), float(np.float32(top))
 
 
-def columns_of(scores: list[tuple[float, int, float]], num_top: int = 1) -> ScoreColumns:
+def columns_of(scores: list[Score], num_top: int = 1) -> ScoreColumns:
     """Further alternatives than the first one are the ids after it, each less likely by one."""
     places = range(num_top)
     return ScoreColumns(
-        np.array([chosen for chosen, _, _ in scores], np.float32),
+        np.array([chosen for chosen, _, _, _ in scores], np.float32),
+        np.array([rank for _, rank, _, _ in scores], np.int32),
         np.full(len(scores), num_top, np.int32),
-        np.array([(top_id + i) % VOCAB for _, top_id, _ in scores for i in places], np.int32),
-        np.array([top - i for _, _, top in scores for i in places], np.float32),
+        np.array([(top_id + i) % VOCAB for _, _, top_id, _ in scores for i in places], np.int32),
+        np.array([top - i for _, _, _, top in scores for i in places], np.float32),
     )
 
 
-def score_oracle(known: list[int]) -> list[tuple[float, int, float]]:
+def score_oracle(known: list[int]) -> list[Score]:
     """Scores of all tokens from the second on, of a sequence that is computed by the gate."""
     content, scores = _ROOT, []
     for token_id, following in pairwise(known):
@@ -159,8 +165,8 @@ class ContentWorkers:
 
     def _execute_rank(self, rank: int, step: StepDescriptor) -> StepResult:
         sampled: list[tuple[int, int]] = []
-        sampled_scores: list[tuple[float, int, float]] = []
-        asked: list[tuple[int, list[tuple[float, int, float]]]] = []
+        sampled_scores: list[Score] = []
+        asked: list[tuple[int, list[Score]]] = []
         score_starts = np.concatenate([[0], np.cumsum(step.score_lens)])
         gated: list[tuple[int, np.ndarray]] = []
         token_starts = np.concatenate([[0], np.cumsum(step.num_tokens)])
@@ -239,9 +245,7 @@ class ContentWorkers:
             contents.append(content)
         return np.stack(routes), contents
 
-    def _emit_scores(
-        self, rank: int, step_id: int, asked: list[tuple[int, list[tuple[float, int, float]]]]
-    ) -> None:
+    def _emit_scores(self, rank: int, step_id: int, asked: list[tuple[int, list[Score]]]) -> None:
         if not asked:
             return
         frame = ScoreFrame(

@@ -43,6 +43,10 @@ from cluster.wire import Decoder, encode
 NUM_MOE_LAYERS, NUM_EXPERTS_PER_TOK = 2, 4
 
 
+def scripted_rank(token_id: int) -> int:
+    return 1 if token_id % 2 else 100 + token_id
+
+
 def scripted_score(token_id: int, num_top: int) -> tuple[float, list[tuple[int, float]]]:
     """Log-prob and alternatives. A token with an odd id is the likeliest, one with an even id is none of those."""
     first = token_id if token_id % 2 else token_id + 1
@@ -67,6 +71,7 @@ def _scores(submit: Submit, token_ids: list[int]) -> ScoreColumns | None:
     listed = [pair for _, alternatives in scores for pair in alternatives]
     return ScoreColumns(
         np.array([logprob for logprob, _ in scores], np.float32),
+        np.array([scripted_rank(token_id) for token_id in token_ids], np.int32),
         np.full(len(token_ids), num_top, np.int32),
         np.array([token_id for token_id, _ in listed], np.int32),
         np.array([logprob for _, logprob in listed], np.float32),

@@ -12,6 +12,7 @@ def columns(start: int, end: int, num_listed: int = 1) -> ScoreColumns:
     positions = np.arange(start, end)
     return ScoreColumns(
         -positions.astype(np.float32),
+        positions.astype(np.int32) + 1,
         np.full(len(positions), num_listed, np.int32),
         np.repeat(positions, num_listed).astype(np.int32),
         -np.repeat(positions, num_listed).astype(np.float32),
@@ -21,7 +22,7 @@ def columns(start: int, end: int, num_listed: int = 1) -> ScoreColumns:
 def stored(num_tokens: int, known: list[int]) -> TokenScores:
     scores = TokenScores.unknown(num_tokens)
     for position in known:
-        scores.rows[position] = -float(position), position, -float(position)
+        scores.rows[position] = -float(position), position + 1, position, -float(position)
     return scores
 
 

@@ -97,7 +97,7 @@ def make_result(rank: int, step_id: int = 0) -> StepResult:
     timings = StepTimings(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
     load = np.zeros((1, 1), np.int32)
     scores = ScoreColumns(
-        np.zeros(1, np.float32), np.ones(1, np.int32), *[np.zeros(1, np.int32)] * 2
+        np.zeros(1, np.float32), *[np.ones(1, np.int32)] * 2, *[np.zeros(1, np.int32)] * 2
     )
     return StepResult(rank, step_id, [rank], [5], [], 0, load, SentTraffic(0, 0), scores, timings)
 

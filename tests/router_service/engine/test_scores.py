@@ -5,23 +5,25 @@ import random
 import numpy as np
 import pytest
 
+from cluster.scores import ScoreColumns
 from tests.helpers.content_engine import assert_undisturbed, make_harness, make_prompt
-from tests.helpers.content_workers import oracle, score_oracle
+from tests.helpers.content_workers import Score, oracle, score_oracle
 from tests.helpers.engines import CLIENT, EngineHarness, Generation
 
 
-def scores_of(generation: Generation) -> list[tuple[float, int, float]]:
+def rows_of(columns: ScoreColumns) -> list[Score]:
+    rows: list[Score] = columns.stored().rows.tolist()
+    return rows
+
+
+def scores_of(generation: Generation) -> list[Score]:
     """Of the generated tokens."""
-    return [(float(s.chosen_logprobs[0]), *s.alternatives(0)[0]) for s in generation.scores]
+    return [row for part in generation.scores for row in rows_of(part)]
 
 
-def prompt_scores(generation: Generation) -> list[tuple[float, int, float]]:
+def prompt_scores(generation: Generation) -> list[Score]:
     assert generation.prompt_scores is not None
-    rows = generation.prompt_scores.stored().rows
-    return [
-        (float(row["chosen_logprob"]), int(row["top_id"]), float(row["top_logprob"]))
-        for row in rows
-    ]
+    return rows_of(generation.prompt_scores)
 
 
 def ask(harness: EngineHarness, name: str, prompt: list[int], max_tokens: int) -> Generation:
@@ -35,7 +37,7 @@ def num_computed(harness: EngineHarness, since: int) -> int:
     return sum(step.gate_tokens[0] + step.replayed_tokens[0] for step in steps)
 
 
-def expected_scores(prompt: list[int], max_tokens: int) -> list[tuple[float, int, float]]:
+def expected_scores(prompt: list[int], max_tokens: int) -> list[Score]:
     output, _ = oracle(prompt, max_tokens)
     return score_oracle([*prompt, *output])
 

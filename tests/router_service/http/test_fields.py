@@ -38,7 +38,6 @@ BOTH_NEUTRAL: list[tuple[str, Any]] = [
     ("return_tokens_as_token_ids", False),
 ]
 BOTH_NULL = (
-    "prompt_logprobs",
     "allowed_token_ids",
     "truncate_prompt_tokens",
     "structured_outputs",
@@ -98,7 +97,11 @@ BOTH_REFUSED: list[tuple[str, Any]] = [
     ("truncate_prompt_tokens", 5),
     ("response_format", {"type": "json_object"}),
     ("repetition_penalty", 1.1),
-    ("prompt_logprobs", 1),
+    ("prompt_logprobs", -1),
+    ("prompt_logprobs", 21),
+    ("prompt_logprobs", True),
+    ("prompt_logprobs", 1.5),
+    ("prompt_logprobs", "1"),
     ("no_such_field", 1),
     ("Model", "demo"),
     ("extra_body", {}),
