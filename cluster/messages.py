@@ -10,6 +10,7 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
+from cluster.logit_rules import NO_RULES, LogitRules
 from cluster.scores import ScoreColumns
 from cluster.types import DispatchMode, EvictTarget, FinishReason
 
@@ -36,6 +37,7 @@ class SamplingParams(msgspec.Struct, frozen=True):
     """At most max_tokens. So many output tokens are none of `barred_token_ids`."""
     barred_token_ids: tuple[int, ...] = ()
     """Distinct, in range, and not the whole vocabulary."""
+    rules: LogitRules = NO_RULES
 
 
 # HTTP server -> engine

@@ -7,12 +7,22 @@ import msgspec
 import numpy as np
 
 from cluster.dispatch_plan import ReceivePart, SendPart
+from cluster.logit_rules import NO_RULES, LogitRules
 from cluster.messages import Int32Column
 from cluster.model_spec import ComputeDtype
 from cluster.scores import ScoreColumns
 from cluster.types import DispatchMode
 
 # engine -> expert worker
+
+
+class KnownTokens(msgspec.Struct, frozen=True):
+    """Tokens of a sequence from `first_position` on, as far as there are any when it starts on a rank."""
+
+    num_prompt_tokens: int
+    first_position: int
+    """0, or the prompt's length where only generated tokens matter."""
+    token_ids: Int32Column
 
 
 class SequenceStart(msgspec.Struct, frozen=True, tag=True):
@@ -30,6 +40,9 @@ class SequenceStart(msgspec.Struct, frozen=True, tag=True):
     num_top_logprobs: int = 1
     """Most likely tokens that are listed with every score, at least 1."""
     choice: int = 0
+    rules: LogitRules = NO_RULES
+    known: KnownTokens | None = None
+    """For rules that look back. Later tokens come as inputs of steps."""
 
 
 class SequenceEnd(msgspec.Struct, frozen=True, tag=True):

@@ -1,11 +1,11 @@
 """The next token from logits: greedy, or drawn with a random number that only the row's key decides.
 
-Of a row's ids go, in vLLM's order: those that are barred (greedy too); then, of the distribution at its temperature,
-those below min_p times the largest probability, all but the top_k most likely, and those beyond the mass top_p of what
-is left. One is drawn from the rest.
+A row's logits go, in vLLM's order, through its request's rules (`logit_rules`) and lose the ids that are barred, greedy
+too; then, of the distribution at its temperature, go ids below min_p times the largest probability, all but the top_k
+most likely, and those beyond the mass top_p of what is left. One is drawn from the rest.
 
-A row's token depends on its logits, its parameters and its key (seed, choice, position) and on nothing else: not on
-its neighbours, not on how the prompt was cut into chunks, not on how often the step is issued.
+A row's token depends on its logits, its parameters, the tokens before it and its key (seed, choice, position) and on
+nothing else: not on its neighbours, not on how the prompt was cut into chunks, not on how often the step is issued.
 
 Letters: S rows, V vocabulary.
 """
@@ -18,6 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cluster.logit_rules import NO_RULES, LogitRules
+from expert_workers.logit_rules import NO_PAST, PastTokens, apply_rules
+
 
 @dataclass(frozen=True)
 class RowSampling:
@@ -26,6 +29,7 @@ class RowSampling:
 
     position: of the sampled token in its sequence
     barred_token_ids: not sampled; distinct, in range and not the whole vocabulary
+    past: the tokens before it that the rules look at
     """
 
     temperature: float
@@ -36,6 +40,8 @@ class RowSampling:
     top_k: int | None = None
     min_p: float = 0.0
     barred_token_ids: tuple[int, ...] = ()
+    rules: LogitRules = NO_RULES
+    past: PastTokens = NO_PAST
 
 
 @dataclass(frozen=True)
@@ -51,7 +57,7 @@ def sample(logits: Tensor, rows: Sequence[RowSampling]) -> DrawnTokens:
     if not rows:
         return DrawnTokens([], [])
     poisoned = ~torch.isfinite(logits).all(dim=-1)
-    logits = _without_barred(logits, rows)
+    logits = _without_barred(_under_rules(logits, rows), rows)
     token_ids = torch.argmax(logits, dim=-1)  # the first of equal maxima, so the lowest id
     for index, row in enumerate(rows):
         if row.temperature > 0:
@@ -64,6 +70,17 @@ def uniform(seed: int, choice: int, position: int) -> float:
     """A number in [0, 1) from the key alone: Philox 4x64 (Salmon et al. 2011) with the seed as key."""
     generator = np.random.Philox(key=seed % 2**128, counter=[position, choice, 0, 0])
     return float(int(generator.random_raw()) >> 11) * 2.0**-53
+
+
+def _under_rules(logits: Tensor, rows: Sequence[RowSampling]) -> Tensor:
+    """logits: [S, V], which stay as they are. A copy with the rows changed that have rules, if any has."""
+    ruled = [index for index, row in enumerate(rows) if row.rules != NO_RULES]
+    if not ruled:
+        return logits
+    changed = logits.clone()
+    for index in ruled:
+        changed[index] = apply_rules(logits[index], rows[index].rules, rows[index].past)
+    return changed
 
 
 def _without_barred(logits: Tensor, rows: Sequence[RowSampling]) -> Tensor:

@@ -1,4 +1,4 @@
-"""One rank of a cell: executes steps. Knows sequences' sampling parameters and received routes; no sockets here."""
+"""One rank of a cell: executes steps. Knows what it was told of sequences and received routes; no sockets here."""
 
 import time
 from collections.abc import Sequence
@@ -37,6 +37,7 @@ from expert_workers.inputs_from_step import (
     has_dynamic_chunks,
     planned_chunks_of_step,
 )
+from expert_workers.known_sequences import KnownSequences
 from expert_workers.kv_pool import KVPool
 from expert_workers.model.transformer import Transformer
 from expert_workers.plan_cache import PlanCache
@@ -101,7 +102,7 @@ class ExpertWorker:
         self._group = group
         self._stopwatch = Stopwatch()
         self._inputs = InputsBuilder(kv_pool.block_size, spec.route_shape, kv_pool.rows.device)
-        self._sequences: dict[int, SequenceStart] = {}
+        self._sequences = KnownSequences()
         self._route_chunks: dict[int, RouteChunk] = {}
         self._limits = StepLimits(
             ep_size=identity.ep_size,
@@ -114,12 +115,11 @@ class ExpertWorker:
         )
 
     def start_sequence(self, start: SequenceStart) -> None:
-        self._sequences[start.seq_id] = start
+        self._sequences.start(start)
 
     def end_sequences(self, seq_ids: Sequence[int]) -> None:
         """Forgets them; unknown ones are none of this rank's."""
-        for seq_id in seq_ids:
-            self._sequences.pop(seq_id, None)
+        self._sequences.end(seq_ids)
 
     def add_route_chunk(self, chunk: RouteChunk) -> None:
         """Kept until a later step than its own is executed."""
@@ -173,6 +173,8 @@ class ExpertWorker:
         replay_chunks = [c for c in chunks if not c.fragment_ids and c.route_id is not None]
         gate_chunks = [c for c in chunks if not c.fragment_ids and c.route_id is None]
         self._require_known(step, [c for c in chunks if c.samples or len(c.score_target_ids)])
+        for chunk in chunks:
+            self._sequences.note(chunk)
         sampled = [c for c in (*gate_chunks, *replay_chunks, *planned_chunks) if c.samples]
         self._plans.evict(step.evicted_fragment_ids.tolist())
         return _StepWork(
@@ -188,7 +190,7 @@ class ExpertWorker:
                 [self._routes_of(step, chunk) for chunk in replay_chunks], self._spec.route_shape
             ),
             sampled=sampled,
-            rows=[self._row_sampling(chunk) for chunk in sampled],
+            rows=[self._sequences.row_sampling(chunk) for chunk in sampled],
         )
 
     def _routes_of(self, step: StepDescriptor, chunk: Chunk) -> ExpertRoutes:
@@ -225,21 +227,6 @@ class ExpertWorker:
                     f"which rank {self.rank} was never told of"
                 )
 
-    def _row_sampling(self, chunk: Chunk) -> RowSampling:
-        start = self._sequences[chunk.seq_id]
-        return RowSampling(
-            temperature=start.temperature,
-            top_p=start.top_p,
-            seed=start.seed,
-            choice=start.choice,
-            position=chunk.end_position,
-            top_k=start.top_k,
-            min_p=start.min_p,
-            barred_token_ids=start.barred_token_ids
-            if chunk.end_position < start.barred_before
-            else (),
-        )
-
     def _result(
         self,
         step: StepDescriptor,
@@ -263,7 +250,9 @@ class ExpertWorker:
             gate_tokens=sum(c.num_tokens for c in work.gate_chunks),
             expert_load=self._expert_load(work.planned),
             sent=SentTraffic(0, 0) if self._group is None else self._group.exchange.take(),
-            scores=score(logits[rows], token_ids, list(map(self._num_top_logprobs, seq_ids))),
+            scores=score(
+                logits[rows], token_ids, list(map(self._sequences.num_top_logprobs, seq_ids))
+            ),
             timings=StepTimings(
                 forward=forward_seconds,
                 attention=self._stopwatch.seconds("attention"),
@@ -273,9 +262,6 @@ class ExpertWorker:
                 combine=self._stopwatch.seconds("combine"),
             ),
         )
-
-    def _num_top_logprobs(self, seq_id: int) -> int:
-        return self._sequences[seq_id].num_top_logprobs
 
     def _prompt_scores(self, work: _StepWork, hidden: Tensor) -> list[tuple[Chunk, ScoreColumns]]:
         """hidden: [T, H], chunks as `_StepWork` has them. Of those that ask, in the descriptor's order."""
@@ -303,7 +289,7 @@ class ExpertWorker:
     def _scores(self, chunk: Chunk, hidden: Tensor) -> ScoreColumns:
         """hidden: rows of the chunk's tokens first."""
         targets = chunk.score_target_ids.tolist()
-        num_top = self._num_top_logprobs(chunk.seq_id)
+        num_top = self._sequences.num_top_logprobs(chunk.seq_id)
         parts = []
         for start in range(0, len(targets), SCORED_ROWS):
             asked = targets[start : start + SCORED_ROWS]

@@ -30,7 +30,6 @@ def one_of(*allowed: object) -> AfterValidator:
 
 NullOnly = Annotated[Any, one_of(None)]
 NullOrEmptyList = Annotated[Any, one_of(None, [])]
-ZeroNumber = Annotated[Any, one_of(None, 0, 0.0)]
 OneNumber = Annotated[Any, one_of(None, 1, 1.0)]
 OnlyFalse = Annotated[Any, one_of(None, False)]
 OnlyTrue = Annotated[Any, one_of(None, True)]

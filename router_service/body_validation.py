@@ -71,6 +71,6 @@ def _message(details: ErrorDetails) -> str:
         )
     if kind in ("model_type", "model_attributes_type", "dict_type"):
         return f"must be an object, got {given}"
-    if kind in ("unsupported", "field", "empty_stop"):
+    if kind in ("unsupported", "field", "empty_stop", "empty_word"):
         return details["msg"]
     return f"{details['msg'][:1].lower()}{details['msg'][1:]}, got {given}"

@@ -12,7 +12,7 @@ from cluster.messages import FeatureStates, OutputDelta, Submit
 from cluster.prefix_match import Eviction
 from cluster.scores import ScoreColumns
 from cluster.types import EvictTarget, FinishReason, Namespace, SeqId, StepId
-from cluster.worker_messages import SequenceStart, StepDescriptor, StepResult
+from cluster.worker_messages import StepDescriptor, StepResult
 from router_service.clients import PrefixStore, Workers
 from router_service.completion import completion_of
 from router_service.engine_limits import EngineLimits
@@ -21,6 +21,7 @@ from router_service.plans import Plans
 from router_service.publisher import Publisher
 from router_service.request import Request
 from router_service.scheduler import Schedule, Scheduler
+from router_service.sequence_start import sequence_start
 from router_service.step_builder import build_route_chunk, build_step
 from router_service.step_observer import StepObserver, StepTimeline
 from router_service.submit_check import check_submit
@@ -245,22 +246,7 @@ class Engine:
 
     def _announce(self, request: Request) -> None:
         assert request.home_rank is not None
-        sampling = request.sampling
-        self._workers.start_sequence(
-            request.home_rank,
-            SequenceStart(
-                request.seq_id,
-                sampling.temperature,
-                sampling.top_p,
-                request.seed,
-                top_k=sampling.top_k,
-                min_p=sampling.min_p,
-                barred_token_ids=sampling.barred_token_ids,
-                barred_before=request.num_prompt_tokens + sampling.min_tokens,
-                num_top_logprobs=request.num_top_logprobs,
-                choice=request.choice,
-            ),
-        )
+        self._workers.start_sequence(request.home_rank, sequence_start(request))
 
     def _build(self, schedule: Schedule) -> StepDescriptor:
         """The step as one message; the routes that it replays are sent ahead."""

@@ -18,14 +18,13 @@ from router_service.body_fields import (
     OnlyTrue,
     PlainText,
     Strict,
-    ZeroNumber,
     at_field,
     one_of,
 )
 from router_service.chat_messages import ChatMessage, refuse_too_many_messages
+from router_service.sampling_fields import SamplingFields
 
 MAX_STOP_STRINGS = 4
-MAX_STOP_TOKEN_IDS = 128
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
 
@@ -46,14 +45,11 @@ class StreamOptions(Strict):
     include_obfuscation: OnlyFalse = None
 
 
-class GenerationFields(Strict):
+class GenerationFields(SamplingFields):
     """What both endpoints share."""
 
     model: str
     max_tokens: Annotated[int, Field(ge=1)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
     stop: Annotated[
         Annotated[list[str], Field(max_length=MAX_STOP_STRINGS)] | None,
         BeforeValidator(_stop_list),
@@ -71,28 +67,17 @@ class GenerationFields(Strict):
     routed_experts_end: Annotated[int, Field(ge=1)] | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     cache_salt: Annotated[str, Field(min_length=1)] | None = None
-    ignore_eos: bool | None = None
-    top_k: Annotated[int, Field(ge=-1)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    min_tokens: Annotated[int, Field(ge=0)] | None = None
-    stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     priority: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
 
     # OpenAI's, at their neutral values only
-    presence_penalty: ZeroNumber = None
-    frequency_penalty: ZeroNumber = None
-    logit_bias: NullOrEmptyObject = None
     response_format: PlainText = None
 
     # vLLM's, likewise
-    repetition_penalty: OneNumber = None
     length_penalty: OneNumber = None
-    bad_words: NullOrEmptyList = None
     include_stop_str_in_output: OnlyFalse = None
     use_beam_search: OnlyFalse = None
     skip_special_tokens: OnlyTrue = None
     spaces_between_special_tokens: OnlyTrue = None
-    allowed_token_ids: NullOnly = None
     truncate_prompt_tokens: NullOnly = None
     return_tokens_as_token_ids: OnlyFalse = None
     structured_outputs: NullOnly = None

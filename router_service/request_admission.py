@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from cluster.errors import RequestError, UnknownModelError
@@ -97,7 +98,7 @@ class RequestAdmission:
         size = sum(len(prompt) for prompt in prompts if isinstance(prompt, str))
         pairs = zip(prompts, fields, strict=True)
         ids = [await self._prompt_ids(*pair, size) for pair in pairs]
-        return self._admit(body, ids, fields=fields, default=_DEFAULT_COMPLETION_TOKENS)
+        return await self._admit(body, ids, fields=fields, default=_DEFAULT_COMPLETION_TOKENS)
 
     async def chat(self, body: ChatBody) -> AdmittedRequest:
         """Raises RequestError, UnknownModelError, ContextLengthError."""
@@ -112,7 +113,7 @@ class RequestAdmission:
         ids = await self._encode(text, len(text), add_special_tokens=False, field="messages")
         if not ids:
             raise RequestError("the messages make an empty prompt", field="messages")
-        return self._admit(body, [ids], fields=["messages"], default=None)
+        return await self._admit(body, [ids], fields=["messages"], default=None)
 
     def _check_model(self, body: GenerationFields) -> None:
         if body.model != self._model.name:
@@ -158,7 +159,7 @@ class RequestAdmission:
             size = f"{len(text)} characters (over {len(text) // per_token} tokens)"
             raise prompt_too_long(size, limit, field=field)
 
-    def _admit(
+    async def _admit(
         self,
         body: GenerationFields,
         prompts: list[list[int]],
@@ -168,9 +169,19 @@ class RequestAdmission:
     ) -> AdmittedRequest:
         """fields: where each prompt stands in the body."""
         model = self._model
-        rules = SamplingRules(model.vocab_size, model.eos_token_ids, model.text.defaults)
+        rules = SamplingRules(
+            model.vocab_size,
+            model.eos_token_ids,
+            model.text.defaults,
+            encode=partial(model.text.codec.encode, add_special_tokens=False),
+        )
+        logit_rules = await self._run(
+            2 * sum(map(len, body.bad_words or ())), lambda: rules.logit_rules(body)
+        )
         sampling = [
-            requested_sampling(body, rules, self._max_tokens(body, len(ids), field, default))
+            requested_sampling(
+                body, rules, logit_rules, self._max_tokens(body, len(ids), field, default)
+            )
             for ids, field in zip(prompts, fields, strict=True)
         ]
         return AdmittedRequest(

@@ -6,9 +6,16 @@ Fields and meanings are vLLM's. Ranges that need no model are checked in `protoc
 from dataclasses import dataclass
 
 from cluster.errors import RequestError
+from cluster.logit_rules import LogitRules
 from cluster.messages import SamplingParams
 from router_service.openai_errors import safe_text
 from router_service.protocol import GenerationFields
+from router_service.requested_rules import (
+    Encode,
+    check_that_some_id_remains,
+    checked_ids,
+    requested_rules,
+)
 from router_service.sampling_defaults import SamplingDefaults
 
 
@@ -19,16 +26,25 @@ class SamplingRules:
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     defaults: SamplingDefaults
+    encode: Encode
+
+    def logit_rules(self, body: GenerationFields) -> LogitRules:
+        """The same for all prompts of a body. Raises RequestError."""
+        return requested_rules(
+            body, vocab_size=self.vocab_size, defaults=self.defaults, encode=self.encode
+        )
 
 
 def requested_sampling(
-    body: GenerationFields, rules: SamplingRules, max_tokens: int
+    body: GenerationFields, rules: SamplingRules, logit_rules: LogitRules, max_tokens: int
 ) -> SamplingParams:
     """max_tokens: as it was resolved for one prompt. Raises RequestError."""
     defaults = rules.defaults
-    own_stop_ids = _stop_token_ids(body, rules.vocab_size)
+    own_stop_ids = checked_ids(body.stop_token_ids or (), "stop_token_ids", rules.vocab_size)
     all_stop_ids = tuple(dict.fromkeys((*rules.eos_token_ids, *own_stop_ids)))
     min_tokens = _min_tokens(body, max_tokens)
+    barred = _barred(all_stop_ids, rules.vocab_size) if min_tokens else ()
+    check_that_some_id_remains(logit_rules, barred, rules.vocab_size)
     return SamplingParams(
         max_tokens=max_tokens,
         temperature=defaults.temperature if body.temperature is None else body.temperature,
@@ -38,7 +54,8 @@ def requested_sampling(
         top_k=_top_k(body, rules),
         min_p=defaults.min_p if body.min_p is None else body.min_p,
         min_tokens=min_tokens,
-        barred_token_ids=_barred(all_stop_ids, rules.vocab_size) if min_tokens else (),
+        barred_token_ids=barred,
+        rules=logit_rules,
     )
 
 
@@ -47,19 +64,6 @@ def _top_k(body: GenerationFields, rules: SamplingRules) -> int | None:
     if body.top_k is None:
         return rules.defaults.top_k
     return body.top_k if 0 < body.top_k < rules.vocab_size else None
-
-
-def _stop_token_ids(body: GenerationFields, vocab_size: int) -> tuple[int, ...]:
-    token_ids = body.stop_token_ids or []
-    for index, token_id in enumerate(token_ids):
-        if not 0 <= token_id < vocab_size:
-            field = f"stop_token_ids[{index}]"
-            raise RequestError(
-                f"{field}: {safe_text(token_id)} is not a token id; "
-                f"ids are integers from 0 to {vocab_size - 1}",
-                field=field,
-            )
-    return tuple(dict.fromkeys(token_ids))
 
 
 def _min_tokens(body: GenerationFields, max_tokens: int) -> int:

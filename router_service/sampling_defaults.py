@@ -8,15 +8,24 @@ from typing import Any
 from cluster.errors import CheckpointError
 from router_service.chat_template import present, read_json_object
 from router_service.openai_errors import safe_text
+from router_service.sampling_fields import (
+    LARGEST_REPETITION_PENALTY,
+    SMALLEST_REPETITION_PENALTY,
+)
 
 _FILE = "generation_config.json"
-_NEUTRAL: dict[str, float] = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
+_NEUTRAL: dict[str, float] = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+}
 _NOT_APPLIED: dict[str, tuple[object, ...]] = {
     "typical_p": (1,),
     "epsilon_cutoff": (0,),
     "eta_cutoff": (0,),
     "top_h": (),
-    "repetition_penalty": (1,),
     "encoder_repetition_penalty": (1,),
     "no_repeat_ngram_size": (0,),
     "encoder_no_repeat_ngram_size": (0,),
@@ -48,6 +57,7 @@ class SamplingDefaults:
     top_p: float = 1.0
     top_k: int | None = None
     min_p: float = 0.0
+    repetition_penalty: float = 1.0
     not_applied: tuple[str, ...] = ()
 
     @property
@@ -68,6 +78,10 @@ def load_sampling_defaults(model_dir: Path) -> SamplingDefaults:
     temperature = _number(values, "temperature", file, "from 0 to 2", lambda t: 0 <= t <= 2)
     top_p = _number(values, "top_p", file, "above 0, up to 1", lambda p: 0 < p <= 1)
     min_p = _number(values, "min_p", file, "from 0 to 1", lambda p: 0 <= p <= 1)
+    low, high = SMALLEST_REPETITION_PENALTY, LARGEST_REPETITION_PENALTY
+    repetition_penalty = _number(
+        values, "repetition_penalty", file, f"from {low} to {high}", lambda p: low <= p <= high
+    )
     do_sample = config.get("do_sample")
     if not isinstance(do_sample, bool | None):
         raise CheckpointError(f"{file}: do_sample = {safe_text(do_sample)} is not true or false")
@@ -76,6 +90,7 @@ def load_sampling_defaults(model_dir: Path) -> SamplingDefaults:
         top_p=top_p,
         top_k=_top_k(values, file),
         min_p=min_p,
+        repetition_penalty=repetition_penalty,
         not_applied=tuple(
             f"{name}={safe_text(config[name])}"
             for name, neutral in _NOT_APPLIED.items()

@@ -3,6 +3,7 @@
 import numpy as np
 
 from cluster.errors import RequestError
+from cluster.logit_rules import LogitRules
 from cluster.messages import Submit
 from router_service.engine_limits import EngineLimits
 
@@ -18,6 +19,7 @@ def check_submit(submit: Submit, limits: EngineLimits) -> None:
             f"min_tokens bars ids that are not from 0 to {limits.vocab_size - 1}",
             field="stop_token_ids",
         )
+    _check_rules(submit.sampling.rules, limits.vocab_size)
     for field, asked in (
         ("logprobs", submit.num_top_logprobs),
         ("prompt_logprobs", submit.num_prompt_alternatives),
@@ -33,6 +35,18 @@ def check_submit(submit: Submit, limits: EngineLimits) -> None:
             f"a rank has {limits.num_kv_blocks}: shorten the prompt or raise --kv-memory",
             field="prompt",
         )
+
+
+def _check_rules(rules: LogitRules, vocab_size: int) -> None:
+    for field, token_ids in (
+        ("allowed_token_ids", rules.allowed_token_ids or ()),
+        ("logit_bias", rules.biased_token_ids),
+        ("bad_words", [token_id for word in rules.bad_words for token_id in word]),
+    ):
+        if any(not 0 <= token_id < vocab_size for token_id in token_ids):
+            raise RequestError(
+                f"{field} holds ids that are not from 0 to {vocab_size - 1}", field=field
+            )
 
 
 def _check_prompt(submit: Submit, vocab_size: int) -> None:

@@ -118,10 +118,10 @@ def test_settings_of_the_generation_config_that_are_not_applied_are_one_warning(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     model = Path(demo_copy(tmp_path))
-    (model / "generation_config.json").write_text('{"typical_p": 0.9, "repetition_penalty": 1.1}')
+    (model / "generation_config.json").write_text('{"typical_p": 0.9, "min_length": 7}')
     assert main(["check", str(model)]) == 0
     assert capsys.readouterr().err == (
-        "pointsman: warning: generation_config.json: not applied: typical_p=0.9, repetition_penalty=1.1\n"
+        "pointsman: warning: generation_config.json: not applied: typical_p=0.9, min_length=7\n"
     )
 
 

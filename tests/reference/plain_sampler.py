@@ -1,7 +1,12 @@
 """Which ids a row may be drawn from and how likely each is, in plain numpy, one rule after the other over all ids."""
 
+from collections import Counter
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
+
+from cluster.logit_rules import LogitRules
 
 Float64 = npt.NDArray[np.float64]
 
@@ -33,6 +38,29 @@ def plain_distribution(
             kept[i] = 0.0
         mass_before += probabilities[i]
     return _normalised(kept)
+
+
+def plain_logits(
+    logits: npt.NDArray[np.float32], rules: LogitRules, prompt: Sequence[int], output: Sequence[int]
+) -> npt.NDArray[np.float32]:
+    """logits: [V]. [V] float32 under the rules, id after id."""
+    biases = dict(zip(rules.biased_token_ids, rules.biases, strict=True))
+    counts = Counter(output)
+    changed = []
+    for token_id, logit in enumerate(logits):
+        if rules.allowed_token_ids is not None and token_id not in rules.allowed_token_ids:
+            logit = np.float32(-np.inf)
+        for *before, last in rules.bad_words:
+            if last == token_id and list(output)[len(output) - len(before) :] == before:
+                logit = np.float32(-np.inf)
+        logit += np.float32(biases.get(token_id, 0.0))
+        if token_id in prompt or token_id in counts:
+            penalty = np.float32(rules.repetition_penalty)
+            logit = logit / penalty if logit > 0 else logit * penalty
+        logit -= np.float32(rules.frequency_penalty) * np.float32(counts[token_id])
+        logit -= np.float32(rules.presence_penalty if counts[token_id] else 0.0)
+        changed.append(logit)
+    return np.array(changed, np.float32)
 
 
 def plain_draw(distribution: Float64, logits: Float64, number: float) -> int:

@@ -20,6 +20,8 @@ from router_service.sampling_defaults import SamplingDefaults, load_sampling_def
         ({"top_k": 20, "min_p": 0.1}, SamplingDefaults(1.0, 1.0, 20, 0.1)),
         ({"top_k": 0, "min_p": 0}, SamplingDefaults(1.0, 1.0, None, 0.0)),
         ({"top_k": -1, "min_p": None}, SamplingDefaults(1.0, 1.0, None, 0.0)),
+        ({"repetition_penalty": 1.05}, SamplingDefaults(repetition_penalty=1.05)),
+        ({"repetition_penalty": None}, SamplingDefaults()),
     ],
 )
 def test_the_checkpoint_s_generation_config_sets_the_defaults(
@@ -47,6 +49,7 @@ def test_a_broken_file_is_a_checkpoint_error(text: str, tmp_path: Path) -> None:
         *(("top_p", value) for value in (0, 0.0, -1, 1.5, "1", False, float("nan"))),
         *(("top_k", value) for value in (-2, 20.0, "5", True, [])),
         *(("min_p", value) for value in (-0.1, 1.5, "0", False, float("nan"))),
+        *(("repetition_penalty", value) for value in (0, -1.1, 101, "1", True, float("nan"))),
         *(("do_sample", value) for value in (0, 1, "false", [])),
     ],
 )
@@ -60,12 +63,12 @@ def test_a_value_out_of_range_is_refused_by_file_name_and_value(
 
 
 def test_settings_that_are_not_applied_are_named_in_one_line(tmp_path: Path) -> None:
-    config = {"typical_p": 0.9, "num_beams": 4, "repetition_penalty": 1.05, "temperature": 0.5}
+    config = {"typical_p": 0.9, "num_beams": 4, "min_length": 5, "temperature": 0.5}
     (tmp_path / "generation_config.json").write_text(json.dumps(config))
     defaults = load_sampling_defaults(tmp_path)
     assert defaults.temperature == 0.5
     assert defaults.warning == (
-        "generation_config.json: not applied: typical_p=0.9, repetition_penalty=1.05, num_beams=4"
+        "generation_config.json: not applied: typical_p=0.9, min_length=5, num_beams=4"
     )
 
 

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from cluster.errors import RequestError
+from cluster.logit_rules import NO_RULES
 from cluster.messages import SamplingParams
 from router_service.body_validation import validate
 from router_service.protocol import CompletionBody
@@ -159,13 +160,13 @@ def test_min_tokens_over_max_completion_tokens_names_that_field(client: httpx.Cl
 
 
 def test_stop_ids_that_leave_nothing_to_sample_are_refused() -> None:
-    rules = SamplingRules(vocab_size=4, eos_token_ids=(0,), defaults=SamplingDefaults())
+    rules = SamplingRules(4, (0,), SamplingDefaults(), encode=lambda text: [3])
     fields = {"stop_token_ids": [1, 2, 3], "ignore_eos": True}
     body = validate(CompletionBody, completion_body(min_tokens=1, **fields))
     with pytest.raises(RequestError, match=r"stop_token_ids: .* all 4 ids"):
-        requested_sampling(body, rules, max_tokens=4)
+        requested_sampling(body, rules, NO_RULES, max_tokens=4)
     unlimited = validate(CompletionBody, completion_body(**fields))
-    assert requested_sampling(unlimited, rules, max_tokens=4).stop_token_ids == (1, 2, 3)
+    assert requested_sampling(unlimited, rules, NO_RULES, max_tokens=4).stop_token_ids == (1, 2, 3)
 
 
 @pytest.mark.parametrize("stream", [False, True])
