@@ -164,6 +164,8 @@ class OutputDelta(msgspec.Struct, frozen=True):
     """Of `token_ids`, if `return_scores`."""
     prompt_scores: ScoreColumns | None = None
     """[prompt - 1] of the prompt tokens from the second on, if `score_prompt`: in one delta, when all are known."""
+    weight_version: str = ""
+    """Of the weights that computed what this says (`cluster.namespace.weight_version`)."""
 
 
 class OutputBatch(msgspec.Struct, frozen=True, tag=True):
@@ -217,6 +219,8 @@ class CellStatus(msgspec.Struct, frozen=True, tag=True):
     store_bytes: dict[str, int]
     steps_total: int
     features: FeatureStates
+    weight_version: str
+    """Of the weights that are served."""
 
 
 class EvictReport(msgspec.Struct, frozen=True, tag=True):

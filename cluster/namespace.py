@@ -15,6 +15,7 @@ from cluster.types import Namespace
 ENCODING_VERSION = 2
 WHOLE_HASH_LIMIT_BYTES = 2**30
 _SAMPLE_BYTES = 4096
+_VERSION_DIGITS = 16
 _READ_BYTES = 2**22
 _MAX_HEADER_BYTES = 2**28
 
@@ -44,6 +45,13 @@ def namespace_of(
             }
         )
     )
+
+
+def weight_version(model_fingerprint: str) -> str:
+    """What answers call the weights that made them: the first 16 hexadecimal digits of the fingerprint, so that equal
+    weights have one name on every server, after every restart and however often others were served between.
+    """
+    return model_fingerprint[:_VERSION_DIGITS]
 
 
 def model_fingerprint(

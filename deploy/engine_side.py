@@ -25,14 +25,11 @@ def start_compiler(plan: CellPlan) -> CompilerThread:
     return CompilerThread(ExpertPlacement.contiguous(plan.spec.gate.num_experts, plan.ep_size))
 
 
-def served_shapes(plan: CellPlan, fingerprint: str) -> ServedShapes:
+def served_shapes(plan: CellPlan) -> ServedShapes:
     return ServedShapes(
         vocab_size=plan.spec.vocab_size,
         route_shape=plan.spec.route_shape,
-        namespace_of=lambda submit: namespace_of(
-            fingerprint,
-            block_size=plan.block_size,
-            tenant=submit.tenant,
-            cache_salt=submit.cache_salt,
+        namespace_of=lambda fingerprint, tenant, cache_salt: namespace_of(
+            fingerprint, block_size=plan.block_size, tenant=tenant, cache_salt=cache_salt
         ),
     )

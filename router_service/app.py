@@ -75,7 +75,7 @@ class ServiceApi:
             admission,
             Answering(Generator(client, model.text.codec)),
         )
-        self._health_status = SharedCall(lambda: client.status(HEALTH_SECONDS))
+        self._status = SharedCall(lambda: client.status(HEALTH_SECONDS))
 
     def application(self) -> ASGIApp:
         app = new_application()
@@ -92,16 +92,16 @@ class ServiceApi:
         return app if keys is None else RequireApiKey(app, keys)
 
     async def models(self) -> Response:
-        return json_response({"object": "list", "data": [self._model_card()]})
+        return json_response({"object": "list", "data": [await self._model_card()]})
 
     async def model(self, model: str) -> Response:
         if model != self._model.name:
             raise unknown_model(model, self._model.name)
-        return json_response(self._model_card())
+        return json_response(await self._model_card())
 
     async def health(self) -> Response:
         try:
-            status = await self._health_status()
+            status = await self._status()
         except CellError as error:
             return _not_ready(str(error))
         return json_response({"status": "ready"}) if status.ready else _not_ready(status.reason)
@@ -115,14 +115,22 @@ class ServiceApi:
     async def version(self) -> Response:
         return json_response({"version": self._options.version})
 
-    def _model_card(self) -> dict[str, object]:
+    async def _model_card(self) -> dict[str, object]:
         return {
             "id": self._model.name,
             "object": "model",
             "created": self._options.created,
             "owned_by": "pointsman",
             "max_model_len": self._model.max_model_len,
+            "weight_version": await self._weight_version(),
         }
+
+    async def _weight_version(self) -> str | None:
+        """None while the engine cannot be asked: the model is what it is all the same."""
+        try:
+            return (await self._status()).weight_version
+        except CellError:
+            return None
 
 
 def new_application() -> FastAPI:
@@ -163,6 +171,7 @@ def status_body(status: CellStatus) -> dict[str, object]:
         "store_bytes": status.store_bytes,
         "steps_total": status.steps_total,
         "features": features_body(status.features),
+        "weight_version": status.weight_version,
     }
 
 

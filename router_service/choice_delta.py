@@ -32,6 +32,8 @@ class ChoiceDelta:
     text: str
     token_ids: list[int]
     scored: list[ScoredToken]
+    weight_version: str
+    """The same in all that one answer says."""
     end: ChoiceEnd | None
     prompt_scores: ScoreColumns | None = None
     """[prompt - 1] of the prompt tokens from the second on, once, with the first choice of each prompt, if

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cluster.errors import CellError, OverloadedError, RequestError
-from cluster.messages import FeatureStates, OutputDelta, Submit
+from cluster.messages import Completion, FeatureStates, OutputDelta, Submit
 from cluster.prefix_match import Eviction
 from cluster.scores import ScoreColumns
-from cluster.types import EvictTarget, FinishReason, Namespace, SeqId, StepId
+from cluster.types import EvictTarget, FinishReason, SeqId, StepId
 from cluster.worker_messages import StepDescriptor, StepResult
 from router_service.clients import PrefixStore, Workers
 from router_service.completion import completion_of
@@ -22,6 +22,7 @@ from router_service.publisher import Publisher
 from router_service.request import Request
 from router_service.scheduler import Schedule, Scheduler
 from router_service.sequence_start import sequence_start
+from router_service.served_weights import ServedWeights
 from router_service.step_builder import build_route_chunk, build_step
 from router_service.step_observer import StepObserver, StepTimeline
 from router_service.submit_check import check_submit
@@ -60,7 +61,7 @@ class Engine:
         limits: EngineLimits,
         parts: EngineParts,
         *,
-        namespace_of: Callable[[Submit], Namespace],
+        weights: ServedWeights,
         draw_seed: Callable[[], int],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -68,7 +69,7 @@ class Engine:
         self._scheduler = parts.scheduler
         self._store = parts.store
         self._workers = parts.workers
-        self._namespace_of = namespace_of
+        self._weights = weights
         self._draw_seed = draw_seed
         self._clock = clock
         self._plans = parts.plans
@@ -117,7 +118,7 @@ class Engine:
             client=client,
             seq_id=SeqId(self._next_seq_id),
             seed=self._seed(submit, leader),
-            namespace=self._namespace_of(submit),
+            namespace=self._weights.namespace(submit.tenant, submit.cache_salt),
             block_size=self._limits.block_size,
             route_shape=self._limits.route_shape,
             arrival_seconds=self._clock(),
@@ -185,6 +186,10 @@ class Engine:
     @property
     def features(self) -> FeatureStates:
         return self._features.states
+
+    @property
+    def weight_version(self) -> str:
+        return self._weights.version
 
     # --- the loop
 
@@ -300,9 +305,7 @@ class Engine:
             return
         request.append_token(token_id, score)
         self._observer.token(request, self._clock())
-        returned = score if request.return_scores else None
-        delta = OutputDelta(request.request_id, [token_id], None, returned)
-        self._deltas.append(ClientDelta(request.client, delta))
+        self._tell(request, [token_id], scores=score if request.return_scores else None)
         if token_id in request.sampling.stop_token_ids:
             self._retire(request, "stop")
         elif request.num_output_tokens >= request.sampling.max_tokens:
@@ -337,9 +340,7 @@ class Engine:
         """To those whose prompt is scored now."""
         for request in [r for r in self._scoring if r.was_admitted and r.score_log.is_complete]:
             self._scoring.remove(request)
-            scores = request.score_log.prompt_columns()
-            delta = OutputDelta(request.request_id, [], None, prompt_scores=scores)
-            self._deltas.append(ClientDelta(request.client, delta))
+            self._tell(request, [], prompt_scores=request.score_log.prompt_columns())
 
     def _wait(self, schedule: Schedule) -> None:
         if schedule.awaits_plans:
@@ -377,10 +378,22 @@ class Engine:
         self._drop(request, reason)
 
     def _emit(self, request: Request, reason: FinishReason) -> None:
-        completion = completion_of(request, reason)
-        self._deltas.append(
-            ClientDelta(request.client, OutputDelta(request.request_id, [], completion))
+        self._tell(request, [], completion=completion_of(request, reason))
+
+    def _tell(
+        self,
+        request: Request,
+        token_ids: list[int],
+        *,
+        completion: Completion | None = None,
+        scores: ScoreColumns | None = None,
+        prompt_scores: ScoreColumns | None = None,
+    ) -> None:
+        version = self._weights.version
+        delta = OutputDelta(
+            request.request_id, token_ids, completion, scores, prompt_scores, version
         )
+        self._deltas.append(ClientDelta(request.client, delta))
 
     def _drop(self, request: Request, reason: FinishReason) -> None:
         """Forgets a request, here and at its rank."""

@@ -4,9 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cluster.config import Config
-from cluster.messages import Submit
 from cluster.routes import RouteShape
-from cluster.types import Namespace
 from cluster.worker_messages import CellIdentity
 from router_service.clients import PrefixStore
 from router_service.engine import Engine, EngineParts
@@ -17,17 +15,18 @@ from router_service.plan_book import PlanBook
 from router_service.plan_limits import plan_limits, plans_by_default
 from router_service.scheduler import Scheduler
 from router_service.scheduler_limits import SchedulerLimits
+from router_service.served_weights import NamespaceOf, ServedWeights
 from router_service.step_observer import StepObserver
 from router_service.worker_client import WorkerClient
 
 
 @dataclass(frozen=True)
 class ServedShapes:
-    """What an engine must know of its model. namespace_of: by a request's tenant and cache_salt."""
+    """What an engine must know of its model."""
 
     vocab_size: int
     route_shape: RouteShape
-    namespace_of: Callable[[Submit], Namespace]
+    namespace_of: NamespaceOf
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ def compose_engine(
     return Engine(
         _engine_limits(config, identity, shapes),
         parts,
-        namespace_of=shapes.namespace_of,
+        weights=ServedWeights(identity.model_fingerprint, shapes.namespace_of),
         draw_seed=around.draw_seed,
     )
 

@@ -335,6 +335,7 @@ class EngineService:
             },
             steps_total=self._engine.num_steps,
             features=self._engine.features,
+            weight_version=self._engine.weight_version,
         )
 
     def _refresh_gauges(self) -> None:

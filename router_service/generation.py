@@ -91,9 +91,11 @@ class Generator:
     ) -> list[ChoiceDelta]:
         was_open = output.stopped_at is None
         new = output.add(delta.token_ids, delta.scores)
-        taken = [_choice_delta(index, new)] if new.text else []
+        version = delta.weight_version
+        taken = [_choice_delta(index, new, version)] if new.text else []
         if delta.completion is not None:
-            taken.append(await _last_delta(request, index, output, delta.completion))
+            rest, end = await _ending(request, index, output, delta.completion)
+            taken.append(_choice_delta(index, rest, version, end))
         elif was_open and output.stopped_at is not None:
             await self._client.finish(delta.request_id, output.stopped_at)
         return taken
@@ -128,16 +130,19 @@ def _submit(generation: Generation, caller: Caller, index: int) -> Submit:
 def _prompt_scores(request: AdmittedRequest, index: int, delta: OutputDelta) -> list[ChoiceDelta]:
     if request.num_prompt_logprobs is None or delta.prompt_scores is None:
         return []
-    return [ChoiceDelta(index, "", [], [], None, delta.prompt_scores)]
+    return [ChoiceDelta(index, "", [], [], delta.weight_version, None, delta.prompt_scores)]
 
 
-def _choice_delta(index: int, new: TextDelta, end: ChoiceEnd | None = None) -> ChoiceDelta:
-    return ChoiceDelta(index, new.text, new.token_ids, new.scored, end)
-
-
-async def _last_delta(
-    request: AdmittedRequest, index: int, output: ChoiceOutput, completion: Completion
+def _choice_delta(
+    index: int, new: TextDelta, weight_version: str, end: ChoiceEnd | None = None
 ) -> ChoiceDelta:
+    return ChoiceDelta(index, new.text, new.token_ids, new.scored, weight_version, end)
+
+
+async def _ending(
+    request: AdmittedRequest, index: int, output: ChoiceOutput, completion: Completion
+) -> tuple[TextDelta, ChoiceEnd]:
+    """What was held back, and how the choice ended."""
     if completion.finish_reason == "error":
         raise CellError(f"generation failed: {completion.error}")
     if completion.finish_reason == "abort":
@@ -159,7 +164,7 @@ async def _last_delta(
         if is_first and has_siblings
         else None,
     )
-    return _choice_delta(index, rest, end)
+    return rest, end
 
 
 async def _routes(

@@ -25,7 +25,8 @@ class OpenAiForm:
         return self._respond(self._generation, choices, self._codec)
 
     def opening(self) -> bytes:
-        return b"".join(map(event, self._writer.opening()))
+        """None: the first chunk names the weights, which only the first delta tells."""
+        return b""
 
     def told(self, delta: ChoiceDelta) -> bytes:
         return b"".join(map(event, self._writer.chunks(delta)))

@@ -27,6 +27,7 @@ class WholeChoice:
     text: str
     token_ids: list[int]
     scored: list[ScoredToken]
+    weight_version: str
     end: ChoiceEnd
     prompt_scores: ScoreColumns | None
     """See ChoiceDelta."""
@@ -45,12 +46,13 @@ def whole_choices(deltas: Iterable[ChoiceDelta]) -> list[WholeChoice]:
     scored: dict[int, list[ScoredToken]] = {}
     ends: dict[int, ChoiceEnd] = {}
     prompt_scores: dict[int, ScoreColumns] = {}
+    versions: dict[int, str] = {}
     for delta in deltas:
         texts.setdefault(delta.index, []).append(delta.text)
         token_ids.setdefault(delta.index, []).extend(delta.token_ids)
         scored.setdefault(delta.index, []).extend(delta.scored)
         if delta.end is not None:
-            ends[delta.index] = delta.end
+            ends[delta.index], versions[delta.index] = delta.end, delta.weight_version
         if delta.prompt_scores is not None:
             prompt_scores[delta.index] = delta.prompt_scores
     return [
@@ -59,6 +61,7 @@ def whole_choices(deltas: Iterable[ChoiceDelta]) -> list[WholeChoice]:
             "".join(texts[index]),
             token_ids[index],
             scored[index],
+            versions[index],
             ends[index],
             prompt_scores.get(index),
         )
@@ -71,7 +74,7 @@ def completion_response(
 ) -> Json:
     told = _prompt_logprobs(generation, choices, codec)
     return {
-        **_head(generation, "text_completion"),
+        **_head(generation, "text_completion", choices[0].weight_version),
         "choices": [
             {
                 "index": choice.index,
@@ -90,7 +93,7 @@ def completion_response(
 
 def chat_response(generation: Generation, choices: list[WholeChoice], codec: TextCodec) -> Json:
     return {
-        **_head(generation, "chat.completion"),
+        **_head(generation, "chat.completion", choices[0].weight_version),
         "choices": [
             {
                 "index": choice.index,
@@ -129,19 +132,16 @@ class ChunkWriter:
         self._codec = codec
         self._chat = chat
         self._first = True
+        self._weight_version = ""
         self._ends: list[ChoiceEnd] = []
 
-    def opening(self) -> list[Json]:
-        """A chat stream starts with the role of every choice."""
-        if not self._chat:
-            return []
-        content = {"role": "assistant", "content": ""}
-        num_choices = self._generation.request.num_choices
-        return [self._chunk(self._choice(index, content)) for index in range(num_choices)]
-
     def chunks(self, delta: ChoiceDelta) -> list[Json]:
-        """Text first, then, in a chunk of its own, how the choice ended."""
-        made = []
+        """Text first, then, in a chunk of its own, how the choice ended. A chat stream starts with the role of every
+        choice."""
+        made: list[Json] = []
+        if self._first:
+            self._weight_version = delta.weight_version
+            made += self._opening()
         rest = delta
         if delta.text:
             choice = self._choice(delta.index, self._content(delta.text), delta)
@@ -153,12 +153,19 @@ class ChunkWriter:
             made.append({**chunk, **_of_prompt(rest.end.prompt_routes)})
         return made
 
+    def _opening(self) -> list[Json]:
+        if not self._chat:
+            return []
+        content = {"role": "assistant", "content": ""}
+        num_choices = self._generation.request.num_choices
+        return [self._chunk(self._choice(index, content)) for index in range(num_choices)]
+
     def usage_chunk(self) -> Json | None:
         """The chunk without choices; only for clients that asked."""
         if not self._generation.request.include_usage:
             return None
         return {
-            **_head(self._generation, self._object),
+            **_head(self._generation, self._object, self._weight_version),
             "choices": [],
             "usage": usage(self._generation, self._ends),
         }
@@ -191,7 +198,8 @@ class ChunkWriter:
         return logprobs(self._generation, scored, self._codec)
 
     def _chunk(self, choice: Json) -> Json:
-        chunk = {**_head(self._generation, self._object), "choices": [choice]}
+        head = _head(self._generation, self._object, self._weight_version)
+        chunk = {**head, "choices": [choice]}
         if self._generation.request.include_usage:
             chunk["usage"] = None
         if self._first:
@@ -240,12 +248,13 @@ def _of_its_prompt(generation: Generation, index: int, told: list[list[Json | No
     return {"prompt_logprobs": told[index // generation.request.num_choices]}
 
 
-def _head(generation: Generation, kind: str) -> Json:
+def _head(generation: Generation, kind: str, weight_version: str) -> Json:
     return {
         "id": generation.id,
         "object": kind,
         "created": generation.created,
         "model": generation.model,
+        "weight_version": weight_version,
     }
 
 

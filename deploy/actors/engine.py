@@ -24,7 +24,7 @@ class Engine:
         self._service = EngineService(
             config,
             plan.identity(fingerprint),
-            served_shapes(plan, fingerprint),
+            served_shapes(plan),
             store=make_store(plan),
             compiler=start_compiler(plan),
             host=ray.util.get_node_ip_address(),

@@ -122,7 +122,7 @@ class LocalCell:
             observer=self.observer,
             draw_seed=lambda: 0,
         )
-        shapes = served_shapes(plan, fingerprint)
+        shapes = served_shapes(plan)
         self.engine = compose_engine(config, plan.identity(fingerprint), shapes, around)
 
     def submit(

@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from cluster.errors import CheckpointError
-from cluster.namespace import model_fingerprint, namespace_of
+from cluster.namespace import model_fingerprint, namespace_of, weight_version
 
 ROOT = Path(__file__).parents[2]
 PRINT_NAMESPACE = (
@@ -153,3 +153,8 @@ def test_tensor_entries_without_offsets_are_refused(tmp_path: Path) -> None:
 
     with pytest.raises(CheckpointError, match="data_offsets"):
         model_fingerprint(folder, "float32", whole_hash_limit_bytes=0)
+
+
+def test_a_weight_version_is_the_start_of_the_fingerprint() -> None:
+    fingerprint = "0123456789abcdef" * 4
+    assert weight_version(fingerprint) == "0123456789abcdef"

@@ -22,7 +22,7 @@ from cluster.messages import (
 )
 from cluster.placement import ExpertPlacement
 from cluster.scores import SCORE_BYTES
-from cluster.types import Namespace, Rank
+from cluster.types import Rank
 from cluster.wire import Decoder, encode
 from cluster.worker_messages import (
     CellIdentity,
@@ -39,6 +39,7 @@ from prefix_store.store import PrefixStore
 from router_service.engine_composition import ServedShapes
 from router_service.engine_service import EngineService
 from tests.helpers.content_workers import SHAPE, VOCAB, ContentWorkers
+from tests.helpers.engines import make_namespace
 
 HOST = "127.0.0.1"
 PATIENCE = 20.0
@@ -234,9 +235,7 @@ class ContentCell:
         self.service = EngineService(
             Config(cell=cell, scheduler=scheduler),
             make_identity(num_ranks),
-            ServedShapes(
-                VOCAB, SHAPE, lambda submit: Namespace(f"model/{submit.tenant}/{submit.cache_salt}")
-            ),
+            ServedShapes(VOCAB, SHAPE, make_namespace),
             store=self.store,
             compiler=CompilerThread(ExpertPlacement.contiguous(SHAPE.num_experts, num_ranks)),
             host=HOST,

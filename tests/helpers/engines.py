@@ -21,10 +21,15 @@ from router_service.plan_book import PlanBook, PlanLimits
 from router_service.plans import NoPlans, Plans
 from router_service.scheduler import Scheduler
 from router_service.scheduler_limits import SchedulerLimits
+from router_service.served_weights import ServedWeights
 from router_service.step_metrics import StepMetrics
 
 CLIENT = b"http-test"
 SUBMIT_FIELDS = frozenset(Submit.__struct_fields__)
+
+
+def make_namespace(fingerprint: str, tenant: str | None, cache_salt: str | None) -> Namespace:
+    return Namespace(f"{fingerprint}/{tenant}/{cache_salt}")
 
 
 @dataclass
@@ -67,6 +72,7 @@ class EngineHarness:
         kv_bytes_per_block: int = 64,
         dispatch: DispatchMode | None = None,
         planned: Planning | None = None,
+        fingerprint: str = "first weights",
     ) -> None:
         self.store = PrefixStore(
             num_ranks=num_ranks,
@@ -116,7 +122,7 @@ class EngineHarness:
                 features=self.features,
                 observer=observer,
             ),
-            namespace_of=lambda submit: Namespace(f"model/{submit.tenant}/{submit.cache_salt}"),
+            weights=ServedWeights(fingerprint, make_namespace),
             draw_seed=lambda: 7,
         )
         self.generations: dict[str, Generation] = {}

@@ -118,6 +118,7 @@ class ScriptedEngine:
     aborts: list[str] = field(default_factory=list)
     finishes: list[Finish] = field(default_factory=list)
     num_status_queries: int = 0
+    weight_version: str = "0123456789abcdef"
     features: FeatureStates = field(default_factory=lambda: FeatureStates(True, True, True))
 
     def __enter__(self) -> Self:
@@ -236,7 +237,8 @@ class ScriptedEngine:
         self._send_delta(active, delta)
 
     def _send_delta(self, active: _Active, delta: OutputDelta) -> None:
-        self._send(active.peer, OutputBatch([delta]))
+        named = msgspec.structs.replace(delta, weight_version=self.weight_version)
+        self._send(active.peer, OutputBatch([named]))
 
     def _send(self, peer: bytes, message: ToHttpServer) -> None:
         if self.deaf:
@@ -263,6 +265,7 @@ class ScriptedEngine:
             store_bytes={"kv": 0, "routes": 0},
             steps_total=7,
             features=self.features,
+            weight_version=self.weight_version,
         )
 
 
