@@ -10,6 +10,7 @@ PointsmanError
 │   ├── RankLostError      names the rank
 │   └── DeadlineError      a wait that ended without its answer; names who is missing
 ├── PlanError              routes of which no dispatch plan can be made; their tokens travel without one
+├── RouteReplayError       routes that cannot be replayed in a trainer's model, or recorded from it
 ├── WireError              bytes that are not a message of this protocol version
 └── StoreError             a misuse of the prefix store or of a block pool that a caller can avoid
 """
@@ -62,6 +63,10 @@ class DeadlineError(CellError):
 
 class PlanError(PointsmanError):
     """No dispatch plan can be made of these routes."""
+
+
+class RouteReplayError(PointsmanError):
+    """A trainer's model, batch and routes that do not go together."""
 
 
 class WireError(PointsmanError):

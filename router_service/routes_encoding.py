@@ -1,10 +1,10 @@
 """Expert routes in a JSON answer: base64 of a .npy file, so that `numpy.load` reads dtype and shape."""
 
-import base64
-import io
 from dataclasses import dataclass
 
 import numpy as np
+
+from cluster.npy import encode_npy
 
 
 @dataclass(frozen=True)
@@ -38,14 +38,8 @@ def encode_routes(
     end = max(within.start, min(asked_end, within.stop))
     start = min(max(selection.start, within.start), end)
     return EncodedRoutes(
-        topk_ids=_npy_base64(topk_ids[start:end]),
-        topk_weights=_npy_base64(topk_weights[start:end]) if selection.weights else None,
+        topk_ids=encode_npy(topk_ids[start:end]),
+        topk_weights=encode_npy(topk_weights[start:end]) if selection.weights else None,
         start=start,
         end=end,
     )
-
-
-def _npy_base64(array: np.ndarray) -> str:
-    buffer = io.BytesIO()
-    np.save(buffer, array, allow_pickle=False)
-    return base64.b64encode(buffer.getbuffer()).decode("ascii")

@@ -121,14 +121,14 @@ def running_ranks(options: CellOptions) -> Iterator[RunningRanks]:
         context = multiprocessing.get_context("fork")
         processes = [
             context.Process(
-                target=_run_rank, args=(options, rank, meeting_file, *endpoints), daemon=True
+                target=run_rank, args=(options, rank, meeting_file, *endpoints), daemon=True
             )
             for rank in range(options.ep_size)
         ]
         for process in processes:
             process.start()
         client = WorkerClient(
-            identity=_identity(options),
+            identity=cell_identity(options),
             workers=workers,
             routes=routes,
             clients=clients,
@@ -149,7 +149,7 @@ def running_cell(options: CellOptions) -> Iterator[EngineHarness]:
         yield ranks.engine(**options.engine)
 
 
-def _identity(options: CellOptions) -> CellIdentity:
+def cell_identity(options: CellOptions) -> CellIdentity:
     return CellIdentity(
         model_fingerprint=model_fingerprint(options.model_dir, "float32"),
         dtype="float32",
@@ -162,7 +162,7 @@ def _identity(options: CellOptions) -> CellIdentity:
     )
 
 
-def _run_rank(
+def run_rank(
     options: CellOptions, rank: int, meeting_file: str, engine_endpoint: str, route_endpoint: str
 ) -> None:
     """The ranks meet in a file: a TCP store served by the forking process looks up the names of those who have come
