@@ -8,11 +8,16 @@ from pydantic_core import PydanticCustomError
 
 from router_service.body_fields import NullOnly, NullOrEmptyList, Strict, at_field
 from router_service.openai_errors import safe_text
+from router_service.template_probes import reasoning_fields
 
 MAX_MESSAGES = 16384
 """Of one chat, parts of messages counted too: each costs some microseconds during which nobody else is served."""
 PART_JOINER = "\n"
 """Between the text parts of one message."""
+
+
+Name = Annotated[str, Field(min_length=1, max_length=256)]
+"""Of a participant; only where the chat template shows it."""
 
 
 class TextPart(Strict):
@@ -33,13 +38,13 @@ Content = Annotated[
 class SystemMessage(Strict):
     role: Literal["system", "developer"]
     content: Content
-    name: NullOnly = None
+    name: Name | None = None
 
 
 class UserMessage(Strict):
     role: Literal["user"]
     content: Content
-    name: NullOnly = None
+    name: Name | None = None
 
 
 class FunctionCall(Strict):
@@ -74,25 +79,40 @@ class ToolCall(Strict):
 
 
 class AssistantMessage(Strict):
-    """An earlier answer. The null-only fields are those that clients send back as they got them."""
+    """An earlier answer. The null-only fields are those that clients send back as they got them.
+
+    Reasoning has two names, as in answers; only for models that reason.
+    """
 
     role: Literal["assistant"]
     content: Content | None = None
     tool_calls: list[ToolCall] | None = None
-    name: NullOnly = None
+    name: Name | None = None
     refusal: NullOnly = None
     audio: NullOnly = None
     function_call: NullOnly = None
     annotations: NullOrEmptyList = None
-    reasoning: NullOnly = None
-    reasoning_content: NullOnly = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+
+    @model_validator(mode="after")
+    def _one_reasoning(self) -> "AssistantMessage":
+        both = self.reasoning, self.reasoning_content
+        if None not in both and both[0] != both[1]:
+            raise at_field("reasoning", "differs from reasoning_content; send one of them")
+        return self
+
+    @property
+    def all_reasoning(self) -> str:
+        """Empty if there is none."""
+        return self.reasoning_content or self.reasoning or ""
 
 
 class ToolMessage(Strict):
     role: Literal["tool"]
     content: Content | None = None
     tool_call_id: str | None = None
-    name: NullOnly = None
+    name: Name | None = None
 
 
 ChatMessage = Annotated[
@@ -127,6 +147,10 @@ def content_text(content: str | list[TextPart] | None) -> str:
 def template_message(message: ChatMessage) -> dict[str, Any]:
     """The message as a chat template sees it, tool-call arguments as objects."""
     shown: dict[str, Any] = {"role": message.role, "content": content_text(message.content)}
+    if message.name is not None:
+        shown["name"] = message.name
+    if isinstance(message, AssistantMessage) and message.all_reasoning:
+        shown |= reasoning_fields(message.all_reasoning)
     if isinstance(message, AssistantMessage) and message.tool_calls:
         shown["tool_calls"] = [_template_call(call) for call in message.tool_calls]
     if isinstance(message, ToolMessage) and message.tool_call_id is not None:

@@ -1,27 +1,20 @@
 """A model's chat template: from its files, compiled as transformers compiles it, and messages rendered to one string.
 
-Differences between templates are probed once at load: how tool calls must be given, and whether there is a developer
-role. Special tokens written inside a message are recognised when the text is tokenised, as other servers do.
+Differences between templates are probed once at load, see `template_probes`. Special tokens written inside a message
+are recognised when the text is tokenised, as other servers do.
 """
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import jinja2
-import jinja2.ext
-import jinja2.nodes
-import jinja2.parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from cluster.errors import CheckpointError, RequestError
 from router_service.openai_errors import safe_text
-
-Message = dict[str, Any]
-"""One message as a template sees it: role, content, and for tool turns tool_calls or tool_call_id."""
+from router_service.template_environment import template_environment, template_variables
+from router_service.template_probes import Message, RenderOptions, ToolCallForm, probe_template
 
 _SPECIAL_TOKENS = (
     "bos_token",
@@ -33,23 +26,11 @@ _SPECIAL_TOKENS = (
     "mask_token",
 )
 _TEMPLATE_FILE = "chat_template.jinja"
-_PROBE_NAME, _PROBE_VALUE = "probe_tool", "probe_value"
-
-
-@dataclass(frozen=True)
-class _ToolCallForm:
-    """How a template wants an assistant turn that calls tools."""
-
-    content_when_empty: str | None
-    arguments_as_object: bool
-
-
-_TOOL_CALL_FORMS = (
-    _ToolCallForm("", True),
-    _ToolCallForm("", False),
-    _ToolCallForm(None, True),
-    _ToolCallForm(None, False),
-)
+_GIVEN = frozenset({"messages", "tools", "documents", "add_generation_prompt", *_SPECIAL_TOKENS})
+"""Variables that are not for a request to say."""
+_CONTINUE_TAG = "END_OF_THE_CONTINUED_MESSAGE "
+"""Marks where the last message's content ends; the space tells whether the template strips contents (idea and rule:
+transformers)."""
 
 
 class ChatTemplate:
@@ -59,8 +40,10 @@ class ChatTemplate:
         self, source: str, special_tokens: Mapping[str, str], *, origin: str = "chat template"
     ) -> None:
         """`origin` names the source in errors. Raises CheckpointError for a template that does not compile."""
+        environment = template_environment()
         try:
-            self._template = _environment().from_string(source)
+            self._template = environment.from_string(source)
+            self.variables = template_variables(environment, source) - _GIVEN
         except jinja2.TemplateSyntaxError as error:
             raise CheckpointError(
                 f"{origin}: the chat template does not compile: line {error.lineno}: {error.message}"
@@ -69,58 +52,64 @@ class ChatTemplate:
             raise CheckpointError(
                 f"{origin}: the chat template does not compile: {error}"
             ) from error
+        self.source = source
         self._special_tokens = dict(special_tokens)
         self._has_developer = "developer" in source
-        self._tool_call_form = self._probe_tool_calls()
+        self.traits = probe_template(self._render)
 
-    def render(self, messages: Sequence[Message]) -> str:
-        """The prompt, up to where the assistant's answer starts.
+    def render(self, messages: Sequence[Message], options: RenderOptions | None = None) -> str:
+        """The prompt, by default up to where the assistant's answer starts.
 
         Tool-call arguments are given as JSON objects. Raises RequestError for messages that the template refuses.
         """
         try:
-            return self._render([self._adapt(message) for message in messages])
+            adapted = [self._adapt(message) for message in messages]
+            return self._render(adapted, options or RenderOptions())
+        except RequestError:
+            raise
         except Exception as error:  # a template is a program of the model's makers
             raise RequestError(
                 f"the model's chat template refuses these messages: {error}", field="messages"
             ) from error
 
+    def render_open(self, messages: Sequence[Message], options: RenderOptions) -> str:
+        """The prompt up to the end of the last message's content. Raises RequestError, also for a content that the
+        template does not show."""
+        last = messages[-1]
+        tagged = {**last, "content": last["content"] + _CONTINUE_TAG}
+        text = self.render([*messages[:-1], tagged], options)
+        end = text.rfind(_CONTINUE_TAG.strip())
+        if end < 0:
+            raise RequestError(
+                "continue_final_message: the model's chat template does not show the content of the "
+                "last message",
+                field="continue_final_message",
+            )
+        return text[:end] if text.startswith(_CONTINUE_TAG, end) else text[:end].rstrip()
+
     def _adapt(self, message: Message) -> Message:
         if message["role"] == "developer" and not self._has_developer:
             return {**message, "role": "system"}
         if message.get("tool_calls"):
-            return _with_form(message, self._known_tool_call_form())
+            return self._known_tool_call_form().applied(message)
         return message
 
-    def _known_tool_call_form(self) -> _ToolCallForm:
-        if self._tool_call_form is None:
+    def _known_tool_call_form(self) -> ToolCallForm:
+        if self.traits.tool_call_form is None:
             raise RequestError(
                 "the model's chat template cannot show tool calls; leave them out", field="messages"
             )
-        return self._tool_call_form
+        return self.traits.tool_call_form
 
-    def _render(self, messages: list[Message]) -> str:
+    def _render(self, messages: list[Message], options: RenderOptions) -> str:
         return self._template.render(
+            **options.variables,
             messages=messages,
-            tools=None,
+            tools=options.tools,
             documents=None,
-            add_generation_prompt=True,
+            add_generation_prompt=options.add_generation_prompt,
             **self._special_tokens,
         )
-
-    def _probe_tool_calls(self) -> _ToolCallForm | None:
-        return next((form for form in _TOOL_CALL_FORMS if self._shows_tool_calls(form)), None)
-
-    def _shows_tool_calls(self, form: _ToolCallForm) -> bool:
-        call = {"name": _PROBE_NAME, "arguments": {"key": _PROBE_VALUE}}
-        calls = [{"id": "call_0", "type": "function", "function": call}]
-        turn = _with_form({"role": "assistant", "content": "", "tool_calls": calls}, form)
-        answer = {"role": "tool", "content": "result", "tool_call_id": "call_0"}
-        try:
-            text = self._render([{"role": "user", "content": "question"}, turn, answer])
-        except Exception:  # as in render
-            return False
-        return _PROBE_NAME in text and _PROBE_VALUE in text
 
 
 def load_chat_template(model_dir: Path) -> ChatTemplate | None:
@@ -189,65 +178,3 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
         if isinstance(content, str):
             tokens[name] = content
     return tokens
-
-
-def _with_form(message: Message, form: _ToolCallForm) -> Message:
-    calls = message["tool_calls"]
-    if not form.arguments_as_object:
-        calls = [_with_argument_text(call) for call in calls]
-    content = message["content"] or form.content_when_empty
-    return {**message, "content": content, "tool_calls": calls}
-
-
-def _with_argument_text(call: dict[str, Any]) -> dict[str, Any]:
-    function = call["function"]
-    text = json.dumps(function["arguments"], ensure_ascii=False)
-    return {**call, "function": {**function, "arguments": text}}
-
-
-# The environment: what transformers (chat_template_utils) gives to a template, nothing else.
-
-
-def _environment() -> jinja2.Environment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, jinja2.ext.loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    return environment
-
-
-class _GenerationBlock(jinja2.ext.Extension):
-    """{% generation %} marks the assistant's tokens for training; here it only shows its body."""
-
-    tags = {"generation"}  # noqa: RUF012  (jinja2 declares it as an instance variable)
-
-    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | str | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """jinja2's own filter escapes HTML, which would change prompts."""
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-    )
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(format: str) -> str:
-    return datetime.now().strftime(format)

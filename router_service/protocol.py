@@ -201,12 +201,12 @@ class ChatBody(GenerationFields):
     prompt_cache_retention: NullOnly = None
     safety_identifier: NullOnly = None
     echo: OnlyFalse = None
-    add_generation_prompt: OnlyTrue = None
-    continue_final_message: OnlyFalse = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     add_special_tokens: OnlyFalse = None
     documents: NullOnly = None
     chat_template: NullOnly = None
-    chat_template_kwargs: NullOrEmptyObject = None
+    chat_template_kwargs: dict[str, Any] | None = None
     mm_processor_kwargs: NullOrEmptyObject = None
 
     @model_validator(mode="after")
@@ -218,6 +218,19 @@ class ChatBody(GenerationFields):
     @property
     def num_logprobs(self) -> int | None:
         return self.top_logprobs or 0 if self.logprobs else None
+
+    @model_validator(mode="after")
+    def _an_answer_begins_or_goes_on(self) -> "ChatBody":
+        if self.continue_final_message and self.add_generation_prompt:
+            raise at_field(
+                "continue_final_message", "is true and add_generation_prompt too; only one can be"
+            )
+        return self
+
+    @property
+    def begins_an_answer(self) -> bool:
+        """The prompt ends with what opens the assistant's turn."""
+        return not self.continue_final_message and self.add_generation_prompt is not False
 
     @model_validator(mode="after")
     def _one_limit(self) -> "ChatBody":

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from cluster.errors import RequestError, UnknownModelError
 from cluster.messages import SamplingParams
-from router_service.chat_messages import template_message
+from router_service.chat_prompt import chat_prompt, num_characters
 from router_service.model_text import ModelText
 from router_service.openai_errors import ContextLengthError, safe_text
 from router_service.prompts import (
@@ -106,9 +106,7 @@ class RequestAdmission:
         template = self._model.text.chat_template
         if template is None:
             raise RequestError("the model has no chat template; use /v1/completions")
-        messages = [template_message(message) for message in body.messages]
-        size = sum(len(message["content"]) for message in messages)
-        text = await self._run(size, lambda: template.render(messages))
+        text = await self._run(num_characters(body), lambda: chat_prompt(body, template))
         self._check_characters(text, field="messages")
         ids = await self._encode(text, len(text), add_special_tokens=False, field="messages")
         if not ids:
