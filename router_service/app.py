@@ -13,19 +13,22 @@ from cluster.messages import CellStatus, FeatureStates
 from router_service.answering import Answering
 from router_service.api_keys import ApiKeys
 from router_service.engine_client import EngineClient, SharedCall
+from router_service.error_shapes import error_answer
 from router_service.generation import Generator
 from router_service.key_check import RequireApiKey
+from router_service.messages_api.api import MessagesApi
 from router_service.openai_api import ApiParts, OpenAiApi
 from router_service.openai_errors import (
     MethodError,
     NoSuchRouteError,
-    error_response,
     json_response,
     safe_text,
 )
 from router_service.request_admission import RequestAdmission, ServedModel, unknown_model
 from router_service.request_bodies import RequestBodies
+from router_service.responses_api.api import ResponsesApi
 from router_service.streaming import ClientLeft
+from router_service.tokenization_api import TokenizationApi
 
 HEALTH_SECONDS = 2.0
 """The engine must answer a health probe's query within this."""
@@ -84,6 +87,15 @@ class ServiceApi:
         openai = OpenAiApi(self._parts)
         app.add_api_route("/v1/completions", openai.completions, methods=["POST"])
         app.add_api_route("/v1/chat/completions", openai.chat_completions, methods=["POST"])
+        responses = ResponsesApi(self._parts)
+        app.add_api_route("/v1/responses", responses.create, methods=["POST"])
+        messages = MessagesApi(self._parts)
+        app.add_api_route("/v1/messages", messages.create, methods=["POST"])
+        app.add_api_route("/v1/messages/count_tokens", messages.count_tokens, methods=["POST"])
+        tokenization = TokenizationApi(self._parts)
+        app.add_api_route("/tokenize", tokenization.tokenize, methods=["POST"])
+        app.add_api_route("/detokenize", tokenization.detokenize, methods=["POST"])
+        app.add_api_route("/v1/embeddings", tokenization.embeddings, methods=["POST"])
         app.add_api_route("/health", self.health, methods=["GET", "HEAD"])
         app.add_api_route("/health/live", self.live, methods=["GET", "HEAD"])
         app.add_api_route("/metrics", self.metrics, methods=["GET", "HEAD"])
@@ -184,7 +196,7 @@ def features_body(features: FeatureStates) -> dict[str, object]:
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
-    return error_response(error)
+    return error_answer(error, request.url.path)
 
 
 async def _answer_http_exception(request: Request, error: Exception) -> Response:
@@ -194,7 +206,7 @@ async def _answer_http_exception(request: Request, error: Exception) -> Response
         refused: PointsmanError = MethodError(f"{path} does not take {request.method}")
     else:
         refused = NoSuchRouteError(f"there is nothing at {path}")
-    answer = error_response(refused)
+    answer = error_answer(refused, request.url.path)
     answer.headers.update(error.headers or {})
     return answer
 

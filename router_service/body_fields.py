@@ -8,7 +8,14 @@ from pydantic_core import PydanticCustomError
 
 from router_service.openai_errors import safe_text
 
-UNION_TAGS = ("<text>", "<parts>")
+UNION_TAGS = (
+    "<text>",
+    "<parts>",
+    "<message>",
+    "<function_call>",
+    "<function_call_output>",
+    "<reasoning>",
+)
 """That pydantic adds to the location of an error; they are in no body."""
 
 

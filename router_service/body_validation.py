@@ -31,7 +31,7 @@ def _request_error(details: ErrorDetails, body: dict[str, Any]) -> RequestError:
     if details["type"] == "field":
         location = (*location, context["field"])
     if details["type"] in ("union_tag_not_found", "union_tag_invalid"):
-        location = (*location, "role")
+        location = (*location, context["discriminator"].strip("'"))
     field = field_path(_real_path(location, body))
     return RequestError(f"{field}: {_message(details)}", field=field)
 

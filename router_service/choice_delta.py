@@ -22,6 +22,8 @@ class ChoiceEnd:
     replayed_tokens: int
     routes: EncodedRoutes | None
     prompt_routes: EncodedRoutes | None = None
+    stop_string: str | None = None
+    """The one that ended the text, if one did."""
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,11 @@ class ChoiceOutput:
         """1-based number of the token that completed a stop string; None if there is no match."""
         return None if self._stop.match is None else self._stop.match.num_tokens
 
+    @property
+    def stop_string(self) -> str | None:
+        """The one that ended the text."""
+        return None if self._stop.match is None else self._stop.match.text
+
     def add(self, token_ids: Sequence[int], scores: ScoreColumns | None = None) -> TextDelta:
         """Tokens after a match are ignored: the engine may be some steps ahead. scores: of all of these tokens."""
         rows = [None] * len(token_ids) if scores is None else scores.split()

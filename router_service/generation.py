@@ -163,6 +163,7 @@ async def _ending(
         prompt_routes=await _routes(request, of_prompt, completion)
         if is_first and has_siblings
         else None,
+        stop_string=output.stop_string,
     )
     return rest, end
 

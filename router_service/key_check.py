@@ -3,7 +3,8 @@
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router_service.api_keys import ApiKeys, Caller, given_key
-from router_service.openai_errors import ApiKeyError, error_response
+from router_service.error_shapes import error_answer
+from router_service.openai_errors import ApiKeyError
 
 OPEN_PATHS = frozenset({"/health", "/health/live", "/metrics", "/version"})
 _CALLER = "pointsman.caller"
@@ -22,7 +23,7 @@ class RequireApiKey:
                 error = ApiKeyError(
                     "wrong or missing API key; send Authorization: Bearer KEY, or x-api-key: KEY"
                 )
-                await error_response(error)(scope, receive, send)
+                await error_answer(error, scope["path"])(scope, receive, send)
                 return
             scope[_CALLER] = caller
         await self._app(scope, receive, send)

@@ -87,14 +87,19 @@ def _token_ids(value: list[Any], field: str, limits: TokenIdLimits) -> list[int]
             field=field,
             needs_answer=limits.min_answer_tokens > 0,
         )
+    check_token_ids(value, field, limits.vocab_size)
+    return value
+
+
+def check_token_ids(value: list[Any], field: str, vocab_size: int) -> None:
+    """Raises RequestError naming the first one that is no id of the model."""
     for index, token_id in enumerate(value):
-        if not _is_integer(token_id) or not 0 <= token_id < limits.vocab_size:
+        if not _is_integer(token_id) or not 0 <= token_id < vocab_size:
             raise RequestError(
                 f"{field}[{index}]: {safe_text(token_id)} is not a token id; "
-                f"ids are integers from 0 to {limits.vocab_size - 1}",
+                f"ids are integers from 0 to {vocab_size - 1}",
                 field=f"{field}[{index}]",
             )
-    return value
 
 
 def prompt_too_long(

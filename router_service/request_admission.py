@@ -102,6 +102,11 @@ class RequestAdmission:
 
     async def chat(self, body: ChatBody) -> AdmittedRequest:
         """Raises RequestError, UnknownModelError, ContextLengthError."""
+        ids = await self.chat_prompt(body)
+        return await self._admit(body, [ids], fields=["messages"], default=None)
+
+    async def chat_prompt(self, body: ChatBody) -> list[int]:
+        """Its token ids, at least one. Raises RequestError, UnknownModelError, ContextLengthError."""
         self._check_model(body)
         template = self._model.text.chat_template
         if template is None:
@@ -111,7 +116,14 @@ class RequestAdmission:
         ids = await self._encode(text, len(text), add_special_tokens=False, field="messages")
         if not ids:
             raise RequestError("the messages make an empty prompt", field="messages")
-        return await self._admit(body, [ids], fields=["messages"], default=None)
+        return ids
+
+    async def text_prompt(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of a completion's prompt, perhaps none. Raises RequestError, ContextLengthError."""
+        self._check_characters(text, field="prompt")
+        return await self._encode(
+            text, len(text), add_special_tokens=add_special_tokens, field="prompt"
+        )
 
     def _check_model(self, body: GenerationFields) -> None:
         if body.model != self._model.name:

@@ -11,15 +11,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class StopMatch:
-    """num_tokens: 1-based number of the token that completed the stop string."""
+    """num_tokens: 1-based number of the token that completed the stop string, text."""
 
     num_tokens: int
+    text: str
 
 
 @dataclass(frozen=True)
 class _Candidate:
     start: int
     num_tokens: int
+    text: str
 
 
 class StopStrings:
@@ -65,12 +67,13 @@ class StopStrings:
 
     def _find(self, num_tokens: int) -> _Candidate | None:
         exempt = self._num_exempt
-        starts = [
-            start
+        found = [
+            (start, len(stop), stop)
             for stop in self._stop
             if (start := self._buffer.find(stop, max(0, exempt + 1 - len(stop)))) >= 0
         ]
-        return _Candidate(min(starts), num_tokens) if starts else None
+        start, _, text = min(found, default=(-1, 0, ""))
+        return _Candidate(start, num_tokens, text) if found else None
 
     def _better(self, found: _Candidate | None) -> _Candidate | None:
         if found is None or (self._best is not None and self._best.start <= found.start):
@@ -86,7 +89,7 @@ class StopStrings:
         return len(self._buffer)
 
     def _end_at(self, candidate: _Candidate) -> str:
-        self.match = StopMatch(candidate.num_tokens)
+        self.match = StopMatch(candidate.num_tokens, candidate.text)
         return self._buffer[: candidate.start]
 
     def _take(self, length: int) -> str:

@@ -32,6 +32,11 @@ def event(body: object) -> bytes:
     return b"data: " + msgspec.json.encode(body) + b"\n\n"
 
 
+def named_event(name: str, body: object) -> bytes:
+    """One server-sent event of a kind."""
+    return b"event: " + name.encode() + b"\n" + event(body)
+
+
 async def unless_client_leaves(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """The result of `work`, which is cancelled as soon as the client disconnects.
 

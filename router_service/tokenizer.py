@@ -4,7 +4,7 @@ Only `tokenizers` and jinja2 are used, so that an HTTP server starts in a fracti
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -53,6 +53,15 @@ class TextCodec:
         )
         ids: list[int] = encoding.ids
         return ids
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of all of them together, special tokens as they are written."""
+        return b"".join(map(self.token_bytes, token_ids)).decode("utf-8", "replace")
+
+    def vocabulary_entry(self, token_id: int) -> str:
+        """The token as tokenizer.json has it: bytes as characters, "Ġ" for a space; empty for padding."""
+        entry: str | None = self._tokenizer.id_to_token(token_id)
+        return entry or ""
 
     def detokenizer(self) -> Detokenizer:
         return Detokenizer(self._bytes_of_token)

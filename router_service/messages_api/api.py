@@ -1,0 +1,37 @@
+"""Handlers of /v1/messages and /v1/messages/count_tokens: a chat in Anthropic's words."""
+
+from fastapi import Request
+from starlette.responses import Response
+
+from router_service.generation import Generation
+from router_service.messages_api.body import (
+    PROMPT_OF_THE_CHAT,
+    THE_CHATS,
+    MessagesBody,
+    PromptBody,
+)
+from router_service.messages_api.form import MessagesForm
+from router_service.messages_api.to_chat import chat_of
+from router_service.openai_api import ApiParts
+from router_service.openai_errors import json_response
+from router_service.translated_chat import own_part
+
+
+class MessagesApi:
+    def __init__(self, parts: ApiParts) -> None:
+        self._parts = parts
+
+    async def create(self, request: Request) -> Response:
+        parts = self._parts
+        chat = chat_of(*own_part(MessagesBody, await parts.bodies.json(request), THE_CHATS))
+        with chat.names.restored():
+            admitted = await parts.admission.chat(chat.body())
+        generation = Generation(admitted, parts.model.name, "msg_", chat.names)
+        return await parts.answering.answer(request, generation, MessagesForm(generation))
+
+    async def count_tokens(self, request: Request) -> Response:
+        json = await self._parts.bodies.json(request)
+        chat = chat_of(*own_part(PromptBody, json, PROMPT_OF_THE_CHAT))
+        with chat.names.restored():
+            ids = await self._parts.admission.chat_prompt(chat.body())
+        return json_response({"input_tokens": len(ids)})

@@ -1,0 +1,145 @@
+"""Bodies of /v1/messages and /v1/messages/count_tokens (Anthropic): fields that a chat lacks or calls otherwise."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag
+
+from router_service.body_fields import NullOnly, NullOrEmptyList, Strict, one_of
+from router_service.chat_messages import refuse_too_many_messages
+
+PROMPT_OF_THE_CHAT = ("model",)
+THE_CHATS = (
+    *PROMPT_OF_THE_CHAT,
+    "temperature",
+    "top_p",
+    "top_k",
+    "stream",
+    "seed",
+    "min_p",
+    "min_tokens",
+    "stop_token_ids",
+    "ignore_eos",
+    "cache_salt",
+    "priority",
+)
+"""Names that mean what they mean in a chat."""
+
+
+class CacheControl(Strict):
+    """A mark where a prefix ends that shall be kept. Every prefix is, so that it says nothing new."""
+
+    type: Literal["ephemeral"]
+    ttl: Annotated[Any, one_of(None, "5m")] = None
+
+
+class TextBlock(Strict):
+    type: Literal["text"]
+    text: str
+    citations: NullOrEmptyList = None
+    cache_control: CacheControl | None = None
+
+
+class ToolUseBlock(Strict):
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+    cache_control: CacheControl | None = None
+
+
+def _content_kind(value: object) -> str:
+    return "<parts>" if isinstance(value, list) else "<text>"
+
+
+Text = Annotated[
+    Annotated[str, Tag("<text>")] | Annotated[list[TextBlock], Tag("<parts>")],
+    Discriminator(_content_kind),
+]
+
+
+class ToolResultBlock(Strict):
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: Text | None = None
+    is_error: bool | None = None
+    cache_control: CacheControl | None = None
+
+
+class ThinkingBlock(Strict):
+    """What a model thought before an earlier answer. The signature is of no use here."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str | None = None
+
+
+UserBlock = Annotated[TextBlock | ToolResultBlock, Field(discriminator="type")]
+AnswerBlock = Annotated[TextBlock | ToolUseBlock | ThinkingBlock, Field(discriminator="type")]
+
+
+class UserMessage(Strict):
+    role: Literal["user"]
+    content: Annotated[
+        Annotated[str, Tag("<text>")] | Annotated[list[UserBlock], Tag("<parts>")],
+        Discriminator(_content_kind),
+    ]
+
+
+class AssistantMessage(Strict):
+    role: Literal["assistant"]
+    content: Annotated[
+        Annotated[str, Tag("<text>")] | Annotated[list[AnswerBlock], Tag("<parts>")],
+        Discriminator(_content_kind),
+    ]
+
+
+class SystemMessage(Strict):
+    role: Literal["system"]
+    content: Text
+
+
+Message = Annotated[UserMessage | AssistantMessage | SystemMessage, Field(discriminator="role")]
+
+
+class Tool(Strict):
+    name: str
+    input_schema: dict[str, Any]
+    description: str | None = None
+    type: Literal["custom"] | None = None
+    cache_control: CacheControl | None = None
+
+
+class ToolChoice(Strict):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Metadata(Strict):
+    user_id: str | None = None
+
+
+class PromptBody(Strict):
+    """What the prompt is made of; the body of count_tokens but for `model`, which is as in a chat."""
+
+    messages: Annotated[
+        list[Message], BeforeValidator(refuse_too_many_messages), Field(min_length=1)
+    ]
+    system: Text | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: NullOnly = None
+    cache_control: CacheControl | None = None
+
+
+class MessagesBody(PromptBody):
+    """POST /v1/messages, without the fields that it has in common with a chat."""
+
+    max_tokens: Annotated[int, Field(ge=1)]
+    stop_sequences: list[str] | None = None
+    metadata: Metadata | None = None
+    service_tier: Annotated[Any, one_of(None, "auto", "standard_only")] = None
+    container: NullOnly = None
+    context_management: NullOnly = None
+    mcp_servers: NullOrEmptyList = None
+    output_config: NullOnly = None
