@@ -88,10 +88,9 @@ class BatchRoutes:
         """[R, K] int64."""
         return torch.from_numpy(self.topk_ids[:, moe_layer].astype(np.int64))
 
-    def weights_of_layer(self, moe_layer: int) -> Tensor | None:
-        """[R, K] float32."""
-        if self.topk_weights is None:
-            return None
+    def weights_of_layer(self, moe_layer: int) -> Tensor:
+        """[R, K] float32. Only of a batch with weights."""
+        assert self.topk_weights is not None, "checked before the replay"
         return torch.from_numpy(np.ascontiguousarray(self.topk_weights[:, moe_layer]))
 
 

@@ -7,9 +7,9 @@ Inference Routers", arXiv:2510.11370).
 
 How: a forward hook on each gate replaces its output. The gate has run by then, so there are router logits to compute
 weights from, with gradients, and to report as `router_logits`; what is replaced is what the experts receive. A hook and
-not another `forward`, because hooks are what torch removes without a trace, what FSDP, DDP, PEFT and checkpointing
-leave alone (the gate lies inside the recomputed layer, so a recomputation passes through the same hook), and because no
-code of transformers has to be known but the gate's contract (`moe_layers`). The hook comes first, so every other one on
+not another `forward`, because hooks are what torch removes without a trace and what wrappers and checkpointing expect
+(the gate lies inside the recomputed layer, so a recomputation passes through the same hook), and because no code of
+transformers has to be known but the gate's contract (`moe_layers`). The hook comes first, so every other one on
 the gate sees what is applied.
 
 Letters: N tokens of the batch, R of them with routes, K experts per token.
@@ -80,33 +80,31 @@ class _ReplayHook:
     ) -> None:
         self.layer = layer
         self.was_called = False
-        self._num_tokens = batch.num_tokens
-        self._covers_all = batch.covers_all
-        self._places = torch.from_numpy(batch.places)
-        self._ids = batch.ids_of_layer(number)
-        recorded = topk_weights == "recorded"
-        self._weights = batch.weights_of_layer(number) if recorded else None
+        self._number = number
+        self._batch = batch
+        self._topk_weights = topk_weights
 
     def __call__(self, _gate: nn.Module, _inputs: object, output: object) -> tuple[Tensor, ...]:
         if torch.compiler.is_compiling():
             raise RouteReplayError("routes cannot be replayed in a pass that torch.compile traces")
         own = self.layer.read(output)
-        if own.topk_ids.shape[0] != self._num_tokens:
+        if own.topk_ids.shape[0] != self._batch.num_tokens:
             raise RouteReplayError(
                 f"a pass over {own.topk_ids.shape[0]} tokens inside the replay of a batch of "
-                f"{self._num_tokens} (padding included)"
+                f"{self._batch.num_tokens} (padding included)"
             )
-        if not self.was_called and self._weights is None:
+        if not self.was_called and self._topk_weights == "recomputed":
             self.layer.check_formula(own)
         self.was_called = True
         return self._replaced(own)
 
     def _replaced(self, own: GateOutput) -> tuple[Tensor, Tensor, Tensor]:
         device = own.topk_ids.device
-        ids, places = self._ids.to(device), self._places.to(device)
-        weights = self._weights_of(own, places, ids).to(device, own.topk_weights.dtype)
+        ids = self._batch.ids_of_layer(self._number).to(device)
+        places = torch.from_numpy(self._batch.places).to(device)
+        weights = self._weights(own, places, ids).to(device, own.topk_weights.dtype)
         ids = ids.to(own.topk_ids.dtype)
-        if self._covers_all:
+        if self._batch.covers_all:
             return own.router_logits, weights, ids
         return (
             own.router_logits,
@@ -114,10 +112,10 @@ class _ReplayHook:
             own.topk_ids.index_copy(0, places, ids),
         )
 
-    def _weights_of(self, own: GateOutput, places: Tensor, ids: Tensor) -> Tensor:
+    def _weights(self, own: GateOutput, places: Tensor, ids: Tensor) -> Tensor:
         """[R, K] float32."""
-        if self._weights is not None:
-            return self._weights
+        if self._topk_weights == "recorded":
+            return self._batch.weights_of_layer(self._number)
         return self.layer.formula.weigh(own.router_logits[places], ids)
 
 
