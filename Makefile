@@ -5,7 +5,7 @@ PIP_ARGS ?=
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: serve test oracle load lint install
+.PHONY: serve test oracle load clients lint install
 
 install: $(STAMP)
 
@@ -37,3 +37,7 @@ oracle: install
 # A minute of chats and shared prefixes against HOST=http://…, or against a server of its own.
 load: install
 	$(BIN)/python -m loadtest --out docs/load.md $(if $(HOST),--host $(HOST)) $(LOAD_ARGS)
+
+# Real clients, each installed into .clients/, against a server of its own, or URL=http://… that is idle.
+clients: install
+	$(BIN)/python -m tests.clients --out docs/clients.md $(if $(URL),--url $(URL)) $(CLIENTS_ARGS)
