@@ -1,8 +1,8 @@
 """The whole product of models, EP sizes, states, chunk sizes and prompt lengths against a cold run and transformers.
 
-Run as `python -m tests.oracle_matrix --out docs/oracle/whole.md`; the table is written after every cell, so that a run that
-is ended early leaves what it has shown. With `--keep DIRECTORY` the next one goes on from there, as long as no line of
-the code under test has changed; several can share the directory, each with its own models or EP sizes.
+Run as `python -m tests.oracle_matrix --out docs/oracle/whole.md`; the table is written after every cell, so that a
+run that is ended early leaves what it has shown. With `--keep DIRECTORY` the next one goes on from there, as long as
+no line of the code under test has changed; several can share the directory, each with its own models or EP sizes.
 """
 
 import argparse
@@ -41,8 +41,9 @@ BLOCK_BORDER_LENGTHS = (255, 256, 257)
 LONG_LENGTHS = (1000, 1999, 2000)
 LONG_IN_SMALL_CHUNKS = (DEMO, "plain")
 """Only these models run long prompts in chunks of 1 and 7: 2,000 steps each, many times over."""
-LONG_AT_EP = 4
-"""With more ranks only one chunk size runs long prompts: a step takes every rank's turn on the cores there are."""
+LONG_AT_EP, BORDERS_AT_EP = 4, 8
+"""With more ranks only one chunk size runs long prompts, and token by token only short ones run: a step takes every
+rank's turn on the cores there are."""
 SHOWN_DETAILS = 40
 CODE_UNDER_TEST = ("cluster", "expert_workers", "prefix_store", "router_service", "tests/helpers")
 
@@ -122,6 +123,8 @@ def _batches(part: Part, model: str, ep_size: int, budget: int) -> Iterator[tupl
     for group in (SHORT_LENGTHS, BLOCK_BORDER_LENGTHS, LONG_LENGTHS):
         lengths = tuple(length for length in group if length in part.lengths)
         if group is LONG_LENGTHS and budget < smallest_for_long:
+            continue
+        if group is not SHORT_LENGTHS and budget == 1 and ep_size > BORDERS_AT_EP:
             continue
         if lengths:
             yield lengths
@@ -285,7 +288,8 @@ def _extent(lines: Sequence[Line], part: Part, progress: Progress) -> str:
         f"{'' if is_complete else ' and was ended early'}, in {progress.seconds / 60:.1f} minutes. "
         f"Models at {ran}. Chunks {_joined(part.budgets)} (fast numerics: {_joined(FAST_BUDGETS)}); prompt lengths "
         f"{_joined(part.lengths)}, those of 1,000 and more in chunks under 16 only for "
-        f"{' and '.join(LONG_IN_SMALL_CHUNKS)}, over EP {LONG_AT_EP} only in chunks of {BUDGETS[0]}; "
+        f"{' and '.join(LONG_IN_SMALL_CHUNKS)}, over EP {LONG_AT_EP} only in chunks of {BUDGETS[0]}, "
+        f"and over EP {BORDERS_AT_EP} only prompts to {SHORT_LENGTHS[-1]} in chunks of 1; "
         f"{MAX_TOKENS} greedy tokens each. "
         f"torch {torch.__version__}, transformers {transformers.__version__}, {platform.machine()}."
     )
