@@ -115,11 +115,38 @@ class PlanPart(msgspec.Struct, frozen=True, tag=True):
     receive: ReceivePart
 
 
+class PrepareWeights(msgspec.Struct, frozen=True, tag=True):
+    """Read this rank's share of the checkpoint beside the weights that serve; answered by WeightsPrepared."""
+
+    update_id: int
+    model_dir: str
+
+
+class CommitWeights(msgspec.Struct, frozen=True, tag=True):
+    """Every rank has prepared: serve what was read. Answered by WeightsCommitted."""
+
+    update_id: int
+
+
+class DiscardWeights(msgspec.Struct, frozen=True, tag=True):
+    """Some rank could not: forget what was read."""
+
+
 class WorkerStop(msgspec.Struct, frozen=True, tag=True):
     pass
 
 
-ToWorker = SequenceStart | SequenceEnd | RouteChunk | PlanPart | StepDescriptor | WorkerStop
+ToWorker = (
+    SequenceStart
+    | SequenceEnd
+    | RouteChunk
+    | PlanPart
+    | StepDescriptor
+    | PrepareWeights
+    | CommitWeights
+    | DiscardWeights
+    | WorkerStop
+)
 
 
 # expert worker -> engine
@@ -202,6 +229,29 @@ class StepResult(msgspec.Struct, frozen=True, tag=True):
     timings: StepTimings
 
 
+class LoadFailure(msgspec.Struct, frozen=True):
+    """Why a rank goes on with the weights that it has."""
+
+    reason: str
+    of_checkpoint: bool
+    """The directory is to blame; else memory or the machine."""
+
+
+class WeightsPrepared(msgspec.Struct, frozen=True, tag=True):
+    """The rank has read other weights, or could not; it serves the old ones."""
+
+    rank: int
+    update_id: int
+    model_fingerprint: str
+    """Of the files as this rank found them after it had read them; empty with a failure."""
+    failure: LoadFailure | None
+
+
+class WeightsCommitted(msgspec.Struct, frozen=True, tag=True):
+    rank: int
+    update_id: int
+
+
 class WorkerFailed(msgspec.Struct, frozen=True, tag=True):
     """The worker cannot go on. `exchange`: the exchange broke, so another rank may be the cause."""
 
@@ -211,7 +261,9 @@ class WorkerFailed(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-ToEngineFromWorker = WorkerReady | PlansHeld | StepResult | WorkerFailed
+ToEngineFromWorker = (
+    WorkerReady | PlansHeld | StepResult | WeightsPrepared | WeightsCommitted | WorkerFailed
+)
 
 
 class ScoreFrame(msgspec.Struct, frozen=True, tag=True):

@@ -9,7 +9,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from cluster.model_spec import ModelSpec
 from cluster.routes import ExpertRoutes
 from cluster.scores import ScoreColumns
 from cluster.worker_messages import (
@@ -39,8 +38,8 @@ from expert_workers.inputs_from_step import (
 )
 from expert_workers.known_sequences import KnownSequences
 from expert_workers.kv_pool import KVPool
-from expert_workers.model.transformer import Transformer
 from expert_workers.plan_cache import PlanCache
+from expert_workers.rank_model import RankModel
 from expert_workers.route_recorder import StepRoutes
 from expert_workers.sampler import DrawnTokens, RowSampling, sample
 from expert_workers.scoring import score
@@ -84,9 +83,8 @@ class ExpertWorker:
         self,
         *,
         rank: int,
-        spec: ModelSpec,
         identity: CellIdentity,
-        transformer: Transformer,
+        model: RankModel,
         kv_pool: KVPool,
         dispatcher: LoadCountingDispatcher,
         plans: PlanCache,
@@ -94,9 +92,11 @@ class ExpertWorker:
     ) -> None:
         self.rank = rank
         self.identity = identity
+        """As it was started; `weights` may have been exchanged since."""
+        self.weights = model.weights
         self.kv_pool = kv_pool
-        self._spec = spec
-        self._transformer = transformer
+        self._spec = spec = model.spec
+        self._transformer = model.transformer
         self._dispatcher = dispatcher
         self._plans = plans
         self._group = group

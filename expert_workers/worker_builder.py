@@ -25,6 +25,8 @@ from expert_workers.model.numerics import DeterministicNumerics, FastNumerics, N
 from expert_workers.model.transformer import Transformer
 from expert_workers.model.weights import LoadProgress, WeightTarget, load_weights
 from expert_workers.plan_cache import PlanCache, PlanShape
+from expert_workers.rank_model import RankModel
+from expert_workers.weight_exchange import WeightExchange
 from expert_workers.worker import ExpertWorker
 
 
@@ -97,9 +99,8 @@ def build_expert_worker(
     exchange = None if group is None else group.exchange
     return ExpertWorker(
         rank=options.rank,
-        spec=spec,
         identity=rank_identity(options, placement),
-        transformer=transformer,
+        model=RankModel(spec, transformer, WeightExchange(weights, spec, target, options.dtype)),
         kv_pool=kv_pool,
         dispatcher=LoadCountingDispatcher(
             _dispatcher(placement, exchange, options.device), placement.num_physical_per_rank

@@ -2,18 +2,26 @@
 
 import os
 import secrets
+from pathlib import Path
 
 from cluster.channel import DealerSocket, PushSocket
+from cluster.errors import CheckpointError
 from cluster.wire import Decoder, encode
 from cluster.worker_messages import (
+    CommitWeights,
+    DiscardWeights,
     HeldPlan,
+    LoadFailure,
     PlanPart,
     PlansHeld,
+    PrepareWeights,
     RouteChunk,
     SequenceEnd,
     SequenceStart,
     StepDescriptor,
     ToWorker,
+    WeightsCommitted,
+    WeightsPrepared,
     WorkerFailed,
     WorkerReady,
     WorkerStop,
@@ -75,7 +83,7 @@ class _WorkerLoop:
             rank=self._rank,
             step_id=self._step_id,
             exchange=isinstance(error, ExchangeError),
-            reason=f"{type(error).__name__}: {error}".partition("\n")[0],
+            reason=_first_line(error),
         )
 
     def _handle(self, message: ToWorker) -> bool:
@@ -93,9 +101,26 @@ class _WorkerLoop:
                 self._engine.send(encode(PlansHeld(self._rank, self._incarnation, [held])))
             case StepDescriptor():
                 self._execute(message)
+            case PrepareWeights():
+                self._engine.send(encode(self._prepare_weights(message)))
+            case CommitWeights(update_id):
+                self._worker.weights.commit()
+                self._engine.send(encode(WeightsCommitted(self._rank, update_id)))
+            case DiscardWeights():
+                self._worker.weights.discard()
             case WorkerStop():
                 return False
         return True
+
+    def _prepare_weights(self, message: PrepareWeights) -> WeightsPrepared:
+        failure, fingerprint = None, ""
+        try:
+            fingerprint = self._worker.weights.prepare(Path(message.model_dir))
+        except CheckpointError as error:
+            failure = LoadFailure(str(error), of_checkpoint=True)
+        except Exception as error:  # whatever it is, nothing that serves was touched
+            failure = LoadFailure(_first_line(error), of_checkpoint=False)
+        return WeightsPrepared(self._rank, message.update_id, fingerprint, failure)
 
     def _execute(self, step: StepDescriptor) -> None:
         self._step_id = step.step_id
@@ -104,3 +129,7 @@ class _WorkerLoop:
         for frame in (outcome.routes, outcome.scores):
             if frame is not None:
                 self._routes.send(encode(frame))
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".partition("\n")[0]

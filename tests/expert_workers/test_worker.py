@@ -18,6 +18,8 @@ from expert_workers.model.numerics import FastNumerics
 from expert_workers.model.transformer import Transformer
 from expert_workers.model.weights import WeightTarget, load_weights
 from expert_workers.plan_cache import PlanCache, PlanShape
+from expert_workers.rank_model import RankModel
+from expert_workers.weight_exchange import WeightExchange
 from expert_workers.worker import ExpertWorker
 from expert_workers.worker_builder import build_expert_worker, rank_identity
 from tests.expert_workers.driving import (
@@ -260,13 +262,17 @@ def worker_with_counted_dispatches() -> tuple[ExpertWorker, CountingDispatcher]:
     """Knows sequence 1."""
     cpu = torch.device("cpu")
     placement = ExpertPlacement.contiguous(SPEC.gate.num_experts, 1)
-    weights = load_weights(DEMO_MODEL, SPEC, WeightTarget(placement, 0, torch.float32, cpu))
+    target = WeightTarget(placement, 0, torch.float32, cpu)
+    weights = load_weights(DEMO_MODEL, SPEC, target)
     dispatcher = CountingDispatcher()
     worker = ExpertWorker(
         rank=0,
-        spec=SPEC,
         identity=rank_identity(make_options(), placement),
-        transformer=Transformer(SPEC, weights, FastNumerics()),
+        model=RankModel(
+            SPEC,
+            Transformer(SPEC, weights, FastNumerics()),
+            WeightExchange(weights, SPEC, target, "float32"),
+        ),
         kv_pool=KVPool(
             num_layers=SPEC.num_layers,
             num_blocks=NUM_KV_BLOCKS,
