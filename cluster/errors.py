@@ -5,9 +5,11 @@ PointsmanError
 │   └── CheckpointError    a model directory that cannot be loaded, names the file and the value
 ├── RequestError           a request that cannot be served (HTTP 400), carries the field's name
 │   ├── UnknownModelError  HTTP 404, code model_not_found
-│   └── OverloadedError    a bound was reached (HTTP 429)
+│   ├── OverloadedError    a bound was reached (HTTP 429)
+│   └── ConflictError      something else is under way that it must not meet (HTTP 409)
 ├── CellError              the cell cannot run steps (HTTP 503; CLI: exit 1)
 │   ├── RankLostError      names the rank
+│   ├── WeightsChangedError  the weights were exchanged before the answer was complete
 │   └── DeadlineError      a wait that ended without its answer; names who is missing
 ├── PlanError              routes of which no dispatch plan can be made; their tokens travel without one
 ├── RouteReplayError       routes that cannot be replayed in a trainer's model, or recorded from it
@@ -44,6 +46,10 @@ class OverloadedError(RequestError):
     """A queue is at its bound; the client may try again later."""
 
 
+class ConflictError(RequestError):
+    """What is under way must end first."""
+
+
 class CellError(PointsmanError):
     """The cell cannot run steps."""
 
@@ -55,6 +61,10 @@ class RankLostError(CellError):
         super().__init__(f"rank {rank} is lost: {reason}")
         self.rank = rank
         self.reason = reason
+
+
+class WeightsChangedError(CellError):
+    """The weights were exchanged before the answer was complete; asked for again, it is one of the others."""
 
 
 class DeadlineError(CellError):

@@ -5,14 +5,14 @@
   launcher      -> engine           RankLost, Stop (part of ToEngine)
 """
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
 
 from cluster.logit_rules import NO_RULES, LogitRules
 from cluster.scores import ScoreColumns
-from cluster.types import DispatchMode, EvictTarget, FinishReason
+from cluster.types import DispatchMode, EvictTarget, FinishReason, Running
 
 Int32Column = np.ndarray
 """[n] int32. (msgspec needs the plain class; the dtype is checked where a column is used.)"""
@@ -68,6 +68,10 @@ class Submit(msgspec.Struct, frozen=True):
     """request_id of choice 0, submitted before: this one takes its seed and, once known, the routes of its prompt."""
     priority: int = 0
     """Lower goes first, in the queue and when blocks run out; first come, first served among equals."""
+    is_streamed: bool = False
+    """The client is shown tokens as they come; the same in all that is submitted at once."""
+    is_again: bool = False
+    """Taken before and ended by an update of the weights (`Completion.again`): the queue's bound is not for it."""
 
 
 class SubmitAll(msgspec.Struct, frozen=True, tag=True):
@@ -111,6 +115,16 @@ class FeaturesCommand(msgspec.Struct, frozen=True, tag=True):
     prefix_store: bool | None
 
 
+class UpdateWeights(msgspec.Struct, frozen=True, tag=True):
+    """Serve those of another directory from the next step on. Answered by WeightsUpdated or WeightsRefused."""
+
+    query_id: int
+    model_dir: str
+    """Absolute, the same on the hosts of all ranks."""
+    running: Running
+    """What becomes of what has begun; "restart": of that of which nothing was shown, the rest is aborted."""
+
+
 class RankLost(msgspec.Struct, frozen=True, tag=True):
     """From the launcher: Ray reported the actor of this rank dead."""
 
@@ -132,6 +146,7 @@ ToEngine = (
     | StatusQuery
     | EvictCommand
     | FeaturesCommand
+    | UpdateWeights
     | RankLost
     | Stop
 )
@@ -145,13 +160,15 @@ class Completion(msgspec.Struct, frozen=True):
 
     finish_reason: FinishReason
     error: str | None
-    """Set if and only if finish_reason is "error"."""
+    """Set if and only if finish_reason is "error" or "abort"."""
     num_output_tokens: int
     cached_tokens: int
     replayed_tokens: int
     topk_ids: np.ndarray | None
     """[prompt + output - 1, MoE layers, experts per token] uint8 or uint16 if `return_routes`, from position 0."""
     topk_weights: np.ndarray | None
+    again: bool = False
+    """With "abort": nothing of the answer was shown, all of it shall be submitted again."""
 
 
 class OutputDelta(msgspec.Struct, frozen=True):
@@ -238,4 +255,39 @@ class FeaturesReport(msgspec.Struct, frozen=True, tag=True):
     features: FeatureStates
 
 
-ToHttpServer = OutputBatch | Refused | MetricsText | CellStatus | EvictReport | FeaturesReport
+class WeightsUpdated(msgspec.Struct, frozen=True, tag=True):
+    """All ranks serve the other weights."""
+
+    query_id: int
+    weight_version: str
+    fingerprint: str
+    seconds: float
+    """From the end of the step before."""
+    aborted: int
+    """Requests that had begun and ended with an error."""
+    restarted: int
+    """Requests that had begun and begin again."""
+    evicted_nodes: int
+    evicted_bytes: int
+    """Of the prefix store: KV, routes and scores."""
+
+
+class WeightsRefused(msgspec.Struct, frozen=True, tag=True):
+    """The weights that were served are served."""
+
+    query_id: int
+    kind: Literal["invalid", "conflict", "unavailable"]
+    """The directory is to blame, another update is under way, or the cell or a rank could not."""
+    reason: str
+
+
+ToHttpServer = (
+    OutputBatch
+    | Refused
+    | MetricsText
+    | CellStatus
+    | EvictReport
+    | FeaturesReport
+    | WeightsUpdated
+    | WeightsRefused
+)

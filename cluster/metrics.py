@@ -37,6 +37,11 @@ class Metrics:
         self._declare_requests()
         self._declare_steps()
         self._declare_store()
+        self.weight_updates = self._counter(
+            "weight_updates_total", "Commands to serve other weights, by outcome", ("outcome",)
+        )
+        for outcome in ("updated", "refused"):
+            self.weight_updates.labels(outcome)
 
     def _counter(self, name: str, help_text: str, labels: tuple[str, ...] = ()) -> Counter:
         return Counter(f"pointsman_{name}", help_text, labels, registry=self._registry)

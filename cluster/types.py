@@ -14,4 +14,6 @@ DispatchMode = Literal["local", "negotiated"]
 ExchangeKind = Literal["gloo", "nccl"]
 StorePart = Literal["kv", "routes", "scores"]
 EvictTarget = Literal["kv", "routes", "scores", "all"]
+Running = Literal["abort", "restart"]
+"""What becomes of requests that run when the weights are exchanged."""
 TokenSource = Literal["computed", "cached", "replayed"]

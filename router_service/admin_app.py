@@ -10,7 +10,7 @@ from router_service.body_validation import validate
 from router_service.engine_client import EngineClient
 from router_service.json_body import parse_json_object
 from router_service.openai_errors import json_response
-from router_service.protocol import EvictBody, FeaturesBody
+from router_service.protocol import EvictBody, FeaturesBody, WeightsBody
 from router_service.request_bodies import read_body
 
 _MAX_BODY_BYTES = 65536
@@ -24,6 +24,7 @@ class AdminApi:
         app = new_application()
         app.add_api_route("/admin/evict", self.evict, methods=["POST"])
         app.add_api_route("/admin/features", self.features, methods=["POST"])
+        app.add_api_route("/admin/weights", self.weights, methods=["POST"])
         app.add_api_route("/admin/status", self.status, methods=["GET", "HEAD"])
         return app
 
@@ -49,6 +50,22 @@ class AdminApi:
             prefix_store=body.prefix_store,
         )
         return json_response(features_body(features))
+
+    async def weights(self, request: Request) -> Response:
+        """Answers when all ranks serve them."""
+        body = validate(WeightsBody, await _json(request))
+        updated = await self._client.update_weights(body.model_dir, body.running)
+        return json_response(
+            {
+                "weight_version": updated.weight_version,
+                "fingerprint": updated.fingerprint,
+                "seconds": updated.seconds,
+                "aborted": updated.aborted,
+                "restarted": updated.restarted,
+                "evicted_nodes": updated.evicted_nodes,
+                "evicted_bytes": updated.evicted_bytes,
+            }
+        )
 
     async def status(self) -> Response:
         return json_response(status_body(await self._client.status()))

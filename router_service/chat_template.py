@@ -53,7 +53,7 @@ class ChatTemplate:
                 f"{origin}: the chat template does not compile: {error}"
             ) from error
         self.source = source
-        self._special_tokens = dict(special_tokens)
+        self.special_tokens = dict(special_tokens)
         self._has_developer = "developer" in source
         self.traits = probe_template(self._render)
 
@@ -108,7 +108,7 @@ class ChatTemplate:
             tools=options.tools,
             documents=None,
             add_generation_prompt=options.add_generation_prompt,
-            **self._special_tokens,
+            **self.special_tokens,
         )
 
 

@@ -5,7 +5,7 @@ No sockets here: `engine_service` feeds it and ships what it returns.
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cluster.errors import CellError, OverloadedError, RequestError
 from cluster.messages import Completion, FeatureStates, OutputDelta, Submit
@@ -13,36 +13,23 @@ from cluster.prefix_match import Eviction
 from cluster.scores import ScoreColumns
 from cluster.types import EvictTarget, FinishReason, SeqId, StepId
 from cluster.worker_messages import StepDescriptor, StepResult
-from router_service.clients import PrefixStore, Workers
+from router_service.answer import Answer
 from router_service.completion import completion_of
 from router_service.engine_limits import EngineLimits
-from router_service.features import Features
-from router_service.plans import Plans
+from router_service.engine_parts import EngineParts
 from router_service.publisher import Publisher
 from router_service.request import Request
-from router_service.scheduler import Schedule, Scheduler
+from router_service.scheduler import Schedule
 from router_service.sequence_start import sequence_start
-from router_service.served_weights import ServedWeights
+from router_service.served_weights import ServedWeights, WeightExchange
 from router_service.step_builder import build_route_chunk, build_step
-from router_service.step_observer import StepObserver, StepTimeline
+from router_service.step_observer import StepTimeline
 from router_service.submit_check import check_submit
 
 MAX_CHECKED_NODES = 10_000
 """A store with more nodes is not walked through while it is idle: the next request would wait for that."""
 PLAN_POLL_SECONDS = 0.02
 """With nothing to do but wait for a plan, clients are served at least so often."""
-
-
-@dataclass(frozen=True)
-class EngineParts:
-    """The collaborators that the loop calls."""
-
-    scheduler: Scheduler
-    store: PrefixStore
-    workers: Workers
-    plans: Plans
-    features: Features
-    observer: StepObserver
 
 
 @dataclass(frozen=True)
@@ -98,9 +85,11 @@ class Engine:
                     f"request_id {submit.request_id!r} is in use: give every request an id of its own",
                     field="request_id",
                 )
-        self.check_room(self.num_waiting, len(submits))
+        if not submits[0].is_again:
+            self.check_room(self.num_waiting, len(submits))
+        answer = Answer(submits[0].is_streamed)
         for submit in submits:
-            self._add(client, submit)
+            self._add(client, submit, answer)
 
     def check_room(self, num_waiting: int, num_submits: int) -> None:
         """Raises OverloadedError if so many more than those that wait, here or for the end of a step, are too many."""
@@ -111,7 +100,7 @@ class Engine:
                 "(scheduler.max_num_waiting); try again later"
             )
 
-    def _add(self, client: bytes, submit: Submit) -> None:
+    def _add(self, client: bytes, submit: Submit, answer: Answer) -> None:
         leader = self._requests.get((client, submit.leader_id)) if submit.leader_id else None
         request = Request(
             submit,
@@ -123,6 +112,7 @@ class Engine:
             route_shape=self._limits.route_shape,
             arrival_seconds=self._clock(),
         )
+        request.answer = answer
         self._next_seq_id += 1
         if leader is not None:
             request.follow(leader)
@@ -166,8 +156,34 @@ class Engine:
         for request in requests:
             self._forget(request, "error")
 
+    def has_request(self, client: bytes, request_id: str) -> bool:
+        return (client, request_id) in self._requests
+
     def evict(self, part: EvictTarget) -> Eviction:
         return self._store.evict(part)
+
+    def settle(self) -> None:
+        """Takes what committed steps still owe: what the present weights have computed is told as theirs. Raises
+        CellError."""
+        self._collect_frames()
+        while self._publisher.expected_ranks():
+            self._wait_for_frames()
+
+    def exchange_weights(self, fingerprint: str, *, restart: bool) -> WeightExchange:
+        """The next step is that of other weights. What has begun ends, to be asked for again if `restart` and nothing
+        of its answer was shown; what has not goes on; nothing that the old ones made is left in store or plans."""
+        self._weights = replace(self._weights, fingerprint=fingerprint)
+        begun = [r for r in self._requests.values() if r.answer.has_begun]
+        again = [r for r in begun if restart and not r.answer.may_be_shown]
+        for request in begun:
+            request.error = f"the weights were exchanged for {self._weights.version} while it ran"
+            completion = completion_of(request, "abort", again=request in again)
+            self._tell(request, [], completion=completion)
+            self._drop(request, "abort")
+        for request in self._requests.values():
+            request.move_to(self._weights.namespace(request.tenant, request.cache_salt))
+        self._plans.clear()
+        return WeightExchange(len(begun) - len(again), len(again), self._store.evict("all"))
 
     def set_features(
         self,
@@ -251,6 +267,7 @@ class Engine:
 
     def _announce(self, request: Request) -> None:
         assert request.home_rank is not None
+        request.answer.has_begun = True
         self._workers.start_sequence(request.home_rank, sequence_start(request))
 
     def _build(self, schedule: Schedule) -> StepDescriptor:
@@ -389,6 +406,7 @@ class Engine:
         scores: ScoreColumns | None = None,
         prompt_scores: ScoreColumns | None = None,
     ) -> None:
+        request.answer.was_told = True
         version = self._weights.version
         delta = OutputDelta(
             request.request_id, token_ids, completion, scores, prompt_scores, version

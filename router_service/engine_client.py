@@ -16,6 +16,7 @@ import zmq.asyncio
 from cluster.channel import QUEUE_BOUND
 from cluster.errors import (
     CellError,
+    ConflictError,
     DeadlineError,
     OverloadedError,
     PointsmanError,
@@ -40,14 +41,17 @@ from cluster.messages import (
     SubmitAll,
     ToEngine,
     ToHttpServer,
+    UpdateWeights,
+    WeightsRefused,
+    WeightsUpdated,
 )
-from cluster.types import EvictTarget
+from cluster.types import EvictTarget, Running
 from cluster.wire import Decoder, encode
 
 _Outcome = OutputDelta | Refused | PointsmanError
-_Answer = MetricsText | CellStatus | EvictReport | FeaturesReport
+_Answer = MetricsText | CellStatus | EvictReport | FeaturesReport | WeightsUpdated | WeightsRefused
 _REFUSALS: dict[str, type[RequestError]] = {"overloaded": OverloadedError, "invalid": RequestError}
-A = TypeVar("A", MetricsText, CellStatus, EvictReport, FeaturesReport)
+A = TypeVar("A", MetricsText, CellStatus, EvictReport, FeaturesReport, WeightsUpdated)
 T = TypeVar("T")
 
 
@@ -61,13 +65,16 @@ class EngineClient:
         *,
         query_seconds: float = 10.0,
         silence_seconds: float = 120.0,
+        weight_update_seconds: float = 1200.0,
     ) -> None:
         """query_seconds: deadline of metrics, status, evict and features queries.
         silence_seconds: with requests open, the engine counts as lost after this long without any frame from it,
-        status answers included."""
+        status answers included.
+        weight_update_seconds: deadline of an update of the weights."""
         self._endpoint = endpoint
         self._query_seconds = query_seconds
         self._silence_seconds = silence_seconds
+        self._weight_update_seconds = weight_update_seconds
         self._context = zmq.asyncio.Context()
         self._socket: zmq.asyncio.Socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.IDENTITY, identity.encode())
@@ -174,6 +181,16 @@ class EngineClient:
         )
         return report.features
 
+    async def update_weights(self, model_dir: str, running: Running) -> WeightsUpdated:
+        """Returns when all ranks serve them. Raises RequestError for a directory that cannot be served, ConflictError
+        while another update is under way, CellError and DeadlineError."""
+        answer = await self._ask(
+            lambda query_id: UpdateWeights(query_id, model_dir, running),
+            WeightsUpdated,
+            self._weight_update_seconds,
+        )
+        return answer
+
     async def _ask(self, question: Callable[[int], ToEngine], kind: type[A], seconds: float) -> A:
         self._check_open()
         query_id = next(self._query_ids)
@@ -189,6 +206,8 @@ class EngineClient:
             ) from error
         finally:
             del self._queries[query_id]
+        if isinstance(result, WeightsRefused):
+            raise _weights_refusal(result)
         if not isinstance(result, kind):
             raise CellError(f"the engine answered query {query_id} with {type(result).__name__}")
         return result
@@ -220,7 +239,7 @@ class EngineClient:
                     self._put(delta.request_id, delta)
             case Refused(request_id):
                 self._put(request_id, message)
-            case MetricsText() | CellStatus() | EvictReport() | FeaturesReport():
+            case _:
                 answer = self._queries.get(message.query_id)
                 if answer is not None and not answer.done():
                     answer.set_result(message)
@@ -258,6 +277,16 @@ class EngineClient:
 def _refusal(refused: Refused) -> PointsmanError:
     kind = _REFUSALS.get(refused.kind)
     return CellError(refused.reason) if kind is None else kind(refused.reason, field=refused.field)
+
+
+def _weights_refusal(refused: WeightsRefused) -> PointsmanError:
+    match refused.kind:
+        case "invalid":
+            return RequestError(refused.reason, field="model_dir")
+        case "conflict":
+            return ConflictError(refused.reason)
+        case "unavailable":
+            return CellError(refused.reason)
 
 
 class SharedCall(Generic[T]):

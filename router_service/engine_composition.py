@@ -7,8 +7,9 @@ from cluster.config import Config
 from cluster.routes import RouteShape
 from cluster.worker_messages import CellIdentity
 from router_service.clients import PrefixStore
-from router_service.engine import Engine, EngineParts
+from router_service.engine import Engine
 from router_service.engine_limits import EngineLimits
+from router_service.engine_parts import EngineParts
 from router_service.features import Features
 from router_service.fragment_pool import PlanCompiler
 from router_service.plan_book import PlanBook

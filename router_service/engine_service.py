@@ -35,6 +35,9 @@ from cluster.messages import (
     SubmitAll,
     ToEngine,
     ToHttpServer,
+    UpdateWeights,
+    WeightsRefused,
+    WeightsUpdated,
 )
 from cluster.metrics import Metrics
 from cluster.wire import Decoder, encode
@@ -42,8 +45,10 @@ from cluster.worker_messages import CellIdentity
 from router_service.clients import PrefixStore
 from router_service.engine_composition import ServedShapes, Surroundings, compose_engine
 from router_service.fragment_pool import PlanCompiler
+from router_service.served_checkpoint import WeightSource
 from router_service.step_clock import StepClock
 from router_service.step_metrics import StepMetrics
+from router_service.weight_update import WeightUpdate
 from router_service.worker_client import WorkerClient
 
 IDLE_CHECK_SECONDS = 1.0
@@ -56,12 +61,12 @@ STARTING = "starting"
 _LOG = logger("engine")
 
 
-_Command = SubmitAll | Abort | Finish | EvictCommand | FeaturesCommand
+_Command = SubmitAll | Abort | Finish | EvictCommand | FeaturesCommand | UpdateWeights
 """What waits for the end of the step."""
 
 
 class _StopAsked(Exception):
-    """Stop came before the workers were ready."""
+    """Stop came while no step could run: before the workers were ready, or while they read other weights."""
 
 
 class EngineService:
@@ -75,6 +80,7 @@ class EngineService:
         *,
         store: PrefixStore,
         compiler: PlanCompiler,
+        checkpoint: WeightSource,
         host: str,
     ) -> None:
         self._identity = identity
@@ -94,6 +100,10 @@ class EngineService:
         self._num_queued_submits = 0
         self._not_ready = STARTING
         self._stopping: str | None = None
+        self.has_update = False
+        """An update of the weights waits or is under way."""
+        self._updating = ""
+        """Why no step runs just now."""
         cell = config.cell
         self._workers = WorkerClient(
             identity=identity,
@@ -111,6 +121,13 @@ class EngineService:
             draw_seed=lambda: secrets.randbits(63),
         )
         self._engine = compose_engine(config, identity, shapes, around)
+        self._weight_update = WeightUpdate(
+            self._engine,
+            self._workers,
+            checkpoint,
+            self,
+            timeout_seconds=cell.start_timeout_seconds,
+        )
 
     # --- the loop
 
@@ -212,23 +229,32 @@ class EngineService:
                 self._take_submits(peer, message, submits)
             case Abort() | Finish() | EvictCommand() | FeaturesCommand():
                 self._commands.append((peer, message))
+            case UpdateWeights():
+                self._take_update(peer, message)
             case MetricsQuery(query_id):
                 self._refresh_gauges()
                 self._send(peer, MetricsText(query_id, self._metrics.render()))
             case StatusQuery(query_id):
                 self._send(peer, self._status(query_id))
             case Stop(reason):
-                self._stopping = reason
-                if self._not_ready == STARTING:
-                    raise _StopAsked
+                self._stop(reason)
             case RankLost(rank, reason):
                 if may_raise:
                     raise RankLostError(rank, reason)
+
+    def _stop(self, reason: str) -> None:
+        """At the end of the step; raises _StopAsked where none will end soon."""
+        self._stopping = reason
+        if self._not_ready == STARTING or self._updating:
+            raise _StopAsked
 
     def _take_submits(self, peer: bytes, message: SubmitAll, submits: list[Submit]) -> None:
         """No more wait for the end of a step than may wait after it: the others are refused at once."""
         if self._not_ready:
             self._submit(peer, submits)
+            return
+        if submits[0].is_again:
+            self._commands.append((peer, message))
             return
         try:
             self._engine.check_room(self._num_queued_submits, len(submits))
@@ -243,7 +269,8 @@ class EngineService:
             peer, command = self._commands.popleft()
             match command:
                 case SubmitAll(submits):
-                    self._num_queued_submits -= len(submits)
+                    if not submits[0].is_again:
+                        self._num_queued_submits -= len(submits)
                     self._submit(peer, submits)
                 case Abort(request_id):
                     self._engine.abort(peer, request_id)
@@ -258,6 +285,8 @@ class EngineService:
                 case FeaturesCommand(query_id):
                     self._switch(command)
                     self._send(peer, FeaturesReport(query_id, self._engine.features))
+                case UpdateWeights():
+                    self._update_weights(peer, command)
 
     def _switch(self, command: FeaturesCommand) -> None:
         before = self._engine.features
@@ -274,6 +303,53 @@ class EngineService:
                 after.planned_dispatch,
                 after.prefix_store,
             )
+
+    # --- other weights
+
+    def _take_update(self, peer: bytes, command: UpdateWeights) -> None:
+        if self.has_update:
+            reason = "another update of the weights is under way: wait for its answer"
+            self._send(peer, WeightsRefused(command.query_id, "conflict", reason))
+            return
+        self.has_update = True
+        self._commands.append((peer, command))
+
+    def _update_weights(self, peer: bytes, command: UpdateWeights) -> None:
+        """Whoever asked is answered, also when the cell fails at it."""
+        self._updating = f"weights are read from {command.model_dir}"
+        answer: WeightsUpdated | WeightsRefused
+        try:
+            if self._not_ready:
+                answer = WeightsRefused(command.query_id, "unavailable", self._not_ready)
+            else:
+                answer = self._weight_update.run(command)
+        except CellError as error:
+            self._send(peer, WeightsRefused(command.query_id, "unavailable", str(error)))
+            raise
+        finally:
+            self._updating = ""
+            self.has_update = False
+        outcome = "updated" if isinstance(answer, WeightsUpdated) else "refused"
+        self._metrics.weight_updates.labels(outcome).inc()
+        self._ship()
+        self._send(peer, answer)
+
+    def serve(self, timeout_seconds: float) -> None:
+        """See `weight_update.UpdateSurroundings`."""
+        self._wait_for_client_message(timeout_seconds)
+
+    def end_requests(self) -> None:
+        """Those that the engine knows; all else keeps its place in the queue."""
+        waiting = list(self._commands)
+        self._commands.clear()
+        for peer, command in waiting:
+            match command:
+                case Abort(request_id) if self._engine.has_request(peer, request_id):
+                    self._engine.abort(peer, request_id)
+                case Finish(request_id, num_tokens) if self._engine.has_request(peer, request_id):
+                    self._engine.finish(peer, request_id, num_tokens)
+                case _:
+                    self._commands.append((peer, command))
 
     def _submit(self, peer: bytes, submits: list[Submit]) -> None:
         first = submits[0].request_id
@@ -317,8 +393,8 @@ class EngineService:
         stats = self._store.stats()
         return CellStatus(
             query_id=query_id,
-            ready=not self._not_ready,
-            reason=self._not_ready,
+            ready=not (self._not_ready or self._updating),
+            reason=self._not_ready or self._updating,
             ep_size=self._identity.ep_size,
             placement_epoch=self._identity.placement_epoch,
             dispatch=self._identity.dispatch,

@@ -195,6 +195,13 @@ class FragmentPool:
         evicted, self._evicted = self._evicted, []
         return evicted
 
+    def clear(self) -> None:
+        """Evicts all. Nobody uses any: so all are with the ranks, or were cancelled."""
+        for fragment in list(self._by_id.values()):
+            assert not fragment.num_users, "a fragment in use"
+            del self._by_id[fragment.fragment_id], self._by_digest[fragment.digest]
+            self._evict(fragment)
+
     def _send(self, compiled: list[tuple[int, PlanFragment | PlanError]]) -> None:
         for fragment_id, plan in compiled:
             if fragment_id in self._asked:  # else it was cancelled too late

@@ -1,6 +1,7 @@
 """One admitted request through the engine: what its choices say, step by step. Both ways of answering consume this."""
 
 import asyncio
+import itertools
 import secrets
 import time
 from collections.abc import AsyncGenerator
@@ -9,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from cluster.errors import CellError
+from cluster.errors import CellError, WeightsChangedError
 from cluster.messages import Completion, OutputDelta, Submit
 from router_service.api_keys import Caller
 from router_service.beside_the_loop import beside_the_loop
@@ -45,6 +46,10 @@ class Generation:
         return sum(len(ids) for ids in self.request.prompts)
 
 
+class _AskAgain(Exception):
+    """The weights were exchanged before the client was shown anything of the answer."""
+
+
 class Generator:
     """Runs generations on one engine. Stateless between them."""
 
@@ -57,11 +62,30 @@ class Generator:
     ) -> AsyncGenerator[ChoiceDelta, None]:
         """Deltas until every choice has ended. Raises CellError and its kin, also for a generation that failed.
 
-        Close it when leaving early (contextlib.aclosing): the engine then aborts what is unfinished.
+        Close it when leaving early (contextlib.aclosing): the engine then aborts what is unfinished. Of an answer that
+        is not streamed nothing is told before all of it is there: the engine may want to begin it anew.
         """
+        for attempt in itertools.count():
+            told = self._attempt(generation, caller, attempt)
+            try:
+                async with aclosing(told):
+                    if generation.request.stream:
+                        async for delta in told:
+                            yield delta
+                    else:
+                        for delta in [delta async for delta in told]:
+                            yield delta
+                return
+            except _AskAgain:
+                continue
+
+    async def _attempt(
+        self, generation: Generation, caller: Caller, attempt: int
+    ) -> AsyncGenerator[ChoiceDelta, None]:
+        """Raises _AskAgain before it has yielded anything of a stream."""
         request = generation.request
         num_choices = len(request.prompts) * request.num_choices
-        submits = [_submit(generation, caller, index) for index in range(num_choices)]
+        submits = [_submit(generation, caller, index, attempt) for index in range(num_choices)]
         index_of = {submit.request_id: index for index, submit in enumerate(submits)}
         outputs = [
             ChoiceOutput(
@@ -107,11 +131,12 @@ def _echoing(request: AdmittedRequest, codec: TextCodec) -> Echoing | None:
     return Echoing(request.prompts, codec, request.num_choices, request.num_logprobs)
 
 
-def _submit(generation: Generation, caller: Caller, index: int) -> Submit:
+def _submit(generation: Generation, caller: Caller, index: int, attempt: int) -> Submit:
     request = generation.request
     prompt, choice = divmod(index, request.num_choices)
+    name = f"{generation.id}-{attempt}" if attempt else generation.id
     return Submit(
-        request_id=f"{generation.id}-{index}",
+        request_id=f"{name}-{index}",
         prompt_token_ids=np.asarray(request.prompts[prompt], dtype=np.int32),
         sampling=request.sampling[prompt],
         tenant=caller.tenant,
@@ -123,7 +148,9 @@ def _submit(generation: Generation, caller: Caller, index: int) -> Submit:
         score_prompt=request.num_prompt_alternatives is not None and choice == 0,
         num_prompt_alternatives=max(1, request.num_prompt_alternatives or 0),
         choice=choice,
-        leader_id=f"{generation.id}-{index - choice}" if choice else None,
+        leader_id=f"{name}-{index - choice}" if choice else None,
+        is_streamed=request.stream,
+        is_again=attempt > 0,
     )
 
 
@@ -146,7 +173,7 @@ async def _ending(
     if completion.finish_reason == "error":
         raise CellError(f"generation failed: {completion.error}")
     if completion.finish_reason == "abort":
-        raise CellError("the engine aborted the generation")
+        raise _AskAgain if completion.again else WeightsChangedError(str(completion.error))
     rest = output.finish()
     stopped = output.stopped_at is not None
     prompt, choice = divmod(index, request.num_choices)

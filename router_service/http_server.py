@@ -51,6 +51,8 @@ class HttpServerOptions:
     """With requests open, the engine counts as lost after this long without a word."""
     receive_seconds: float = JsonErrorProtocol.receive_seconds
     """See there."""
+    weight_update_seconds: float = 1200.0
+    """Longer than the engine waits for its ranks."""
     shares_ports: bool = False
     """Other processes of the same user may listen on both ports too; each gets a part of the connections."""
 
@@ -150,6 +152,7 @@ class HttpServer:
             options.engine_endpoint,
             f"http-{secrets.token_hex(8)}",
             silence_seconds=options.silence_seconds,
+            weight_update_seconds=options.weight_update_seconds,
         )
         admission = RequestAdmission(self._model)
         try:

@@ -14,11 +14,13 @@ from starlette.responses import Response
 
 from cluster.errors import (
     CellError,
+    ConflictError,
     DeadlineError,
     OverloadedError,
     PointsmanError,
     RequestError,
     UnknownModelError,
+    WeightsChangedError,
 )
 
 _MAX_QUOTED = 80
@@ -70,8 +72,10 @@ _KINDS: Mapping[type[Exception], _Kind] = {
     MethodError: _Kind(405, "invalid_request_error", "method_not_allowed"),
     UnknownModelError: _Kind(404, "invalid_request_error", "model_not_found"),
     OverloadedError: _Kind(429, "rate_limit_error", "overloaded"),
+    ConflictError: _Kind(409, "invalid_request_error", "conflict"),
     RequestError: _Kind(400, "invalid_request_error", None),
     DeadlineError: _Kind(503, "server_error", "deadline_exceeded"),
+    WeightsChangedError: _Kind(503, "server_error", "weights_changed"),
     CellError: _Kind(503, "server_error", "unavailable"),
 }
 _INTERNAL = _Kind(500, "server_error", "internal_error")

@@ -120,6 +120,10 @@ class PlanBook:
     def take_evicted(self) -> list[int]:
         return self._pool.take_evicted()
 
+    def clear(self) -> None:
+        assert not self._by_request, "requests use fragments"
+        self._pool.clear()
+
     @property
     def num_requests(self) -> int:
         """Those that use fragments."""

@@ -51,6 +51,10 @@ class Plans(Protocol):
         """Fragment ids that ranks may drop, for the next descriptor, once."""
         ...
 
+    def clear(self) -> None:
+        """No request replays, and nothing that was planned is of use any more."""
+        ...
+
 
 class NoPlans:
     """Everything replays negotiated."""
@@ -72,3 +76,6 @@ class NoPlans:
 
     def take_evicted(self) -> list[int]:
         return []
+
+    def clear(self) -> None:
+        return

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from cluster.types import Running
 from router_service.body_fields import (
     NullOnly,
     NullOrEmptyList,
@@ -254,6 +255,13 @@ class EvictBody(Strict):
     """POST /admin/evict."""
 
     part: Literal["kv", "routes", "scores", "all"]
+
+
+class WeightsBody(Strict):
+    """POST /admin/weights."""
+
+    model_dir: Annotated[str, Field(min_length=1, max_length=4096)]
+    running: Running
 
 
 class FeaturesBody(Strict):

@@ -17,6 +17,7 @@ from cluster.prefix_match import Lease
 from cluster.routes import ExpertRoutes, RouteShape
 from cluster.scores import ScoreColumns
 from cluster.types import BlockId, FinishReason, Namespace, Rank, SeqId
+from router_service.answer import Answer
 from router_service.score_log import ScoreLog
 
 Int32Array = npt.NDArray[np.int32]
@@ -76,6 +77,10 @@ class Request:
         self.seed = seed
         self.choice = submit.choice
         self._leader: Request | None = None
+        self.answer = Answer(submit.is_streamed)
+        """Shared with what was asked for with it."""
+        self.tenant = submit.tenant
+        self.cache_salt = submit.cache_salt
         self.namespace = namespace
         self.sampling: SamplingParams = submit.sampling
         self.return_routes = submit.return_routes
@@ -196,6 +201,12 @@ class Request:
             key = hashlib.blake2b(key + data[end - width : end], digest_size=_KEY_BYTES).digest()
             keys.append(key)
         return keys
+
+    def move_to(self, namespace: Namespace) -> None:
+        """Before it has begun: nothing was taken from where it was."""
+        assert not self.was_admitted
+        self.namespace = namespace
+        self.__dict__.pop("prompt_block_keys", None)
 
     # --- choices of one prompt
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cluster.namespace import weight_version
+from cluster.prefix_match import Eviction
 from cluster.types import Namespace
 
 NamespaceOf = Callable[[str, str | None, str | None], Namespace]
@@ -21,3 +22,12 @@ class ServedWeights:
 
     def namespace(self, tenant: str | None, cache_salt: str | None) -> Namespace:
         return self.namespace_of(self.fingerprint, tenant, cache_salt)
+
+
+@dataclass(frozen=True)
+class WeightExchange:
+    """What it cost: requests that their clients have to ask for again, or their HTTP servers, and what was stored."""
+
+    num_aborted: int
+    num_restarted: int
+    eviction: Eviction

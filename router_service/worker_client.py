@@ -1,7 +1,10 @@
-"""The expert workers over ZeroMQ: one frame per message, routes on a second socket. Implements `clients.Workers`."""
+"""The expert workers over ZeroMQ: one frame per message, routes on a second socket. Implements `clients.Workers`
+and `weight_update.WeightRanks`.
+"""
 
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 import zmq
 from msgspec.structs import asdict
@@ -12,15 +15,20 @@ from cluster.types import Rank
 from cluster.wire import Decoder, encode
 from cluster.worker_messages import (
     CellIdentity,
+    CommitWeights,
+    DiscardWeights,
     LateFrame,
     PlanPart,
     PlansHeld,
+    PrepareWeights,
     RouteChunk,
     SequenceEnd,
     SequenceStart,
     StepDescriptor,
     StepResult,
     ToEngineFromWorker,
+    WeightsCommitted,
+    WeightsPrepared,
     WorkerFailed,
     WorkerReady,
     WorkerStop,
@@ -29,6 +37,9 @@ from router_service.step_clock import StepClock
 
 BLAME_SECONDS = 3.0
 """How long the launcher may take to name a dead rank after an exchange broke."""
+
+
+A = TypeVar("A", StepResult, WeightsPrepared, WeightsCommitted)
 
 
 def peer_name(rank: int) -> bytes:
@@ -150,9 +161,7 @@ class WorkerClient:
         return held
 
     def execute(self, step: StepDescriptor) -> list[StepResult]:
-        frame = encode(step)
-        for rank in range(self._num_ranks):
-            self._send(Rank(rank), frame)
+        self._send_all(encode(step))
         busiest = max(
             (int(step.num_tokens[step.ranks == rank].sum()) for rank in range(self._num_ranks)),
             default=0,
@@ -170,6 +179,31 @@ class WorkerClient:
             frames.append(self._frame_decoder.decode(data))
         return frames
 
+    # --- weight_update.WeightRanks
+
+    def prepare_weights(
+        self, message: PrepareWeights, timeout_seconds: float
+    ) -> list[WeightsPrepared]:
+        self._send_all(encode(message))
+        return self._answers(
+            WeightsPrepared,
+            lambda answer: answer.update_id == message.update_id,
+            time.monotonic() + timeout_seconds,
+            f"did not read its weights within {timeout_seconds:g} s (cell.start_timeout_seconds)",
+        )
+
+    def commit_weights(self, message: CommitWeights, timeout_seconds: float) -> None:
+        self._send_all(encode(message))
+        self._answers(
+            WeightsCommitted,
+            lambda answer: answer.update_id == message.update_id,
+            time.monotonic() + timeout_seconds,
+            f"did not take its weights within {timeout_seconds:g} s (cell.start_timeout_seconds)",
+        )
+
+    def discard_weights(self) -> None:
+        self._send_all(encode(DiscardWeights()))
+
     # --- waiting
 
     def _note_held(self, message: PlansHeld) -> None:
@@ -181,6 +215,10 @@ class WorkerClient:
             self._workers.send(peer_name(rank), frame)
         except CellError as error:
             raise RankLostError(rank, str(error)) from error
+
+    def _send_all(self, frame: bytes) -> None:
+        for rank in range(self._num_ranks):
+            self._send(Rank(rank), frame)
 
     def _await_routes(self, timeout_seconds: float) -> None:
         """Until a frame is there or the timeout has passed. Serves clients; raises when a rank fails meanwhile."""
@@ -195,20 +233,30 @@ class WorkerClient:
                 self.take_failure()
 
     def _gather(self, step_id: int, started: float, limit_seconds: float) -> list[StepResult]:
-        results: dict[int, StepResult] = {}
-        while len(results) < self._num_ranks:
-            message = self._receive(started + limit_seconds)
+        return self._answers(
+            StepResult,
+            lambda result: result.step_id == step_id,
+            started + limit_seconds,
+            f"did not answer step {step_id} within {limit_seconds:.1f} s "
+            "(cell.step_timeout_factor × the predicted time)",
+        )
+
+    def _answers(
+        self, kind: type[A], is_meant: Callable[[A], bool], deadline: float, what_is_late: str
+    ) -> list[A]:
+        """One of each rank, by rank. Raises DeadlineError that says of the missing ranks `what_is_late`, RankLostError
+        for one that failed."""
+        answers: dict[int, A] = {}
+        while len(answers) < self._num_ranks:
+            message = self._receive(deadline)
             if message is None:
-                missing = [r for r in range(self._num_ranks) if r not in results]
-                raise DeadlineError(
-                    f"rank {', '.join(map(str, missing))} did not answer step {step_id} within "
-                    f"{limit_seconds:.1f} s (cell.step_timeout_factor × the predicted time)"
-                )
+                missing = [r for r in range(self._num_ranks) if r not in answers]
+                raise DeadlineError(f"rank {', '.join(map(str, missing))} {what_is_late}")
             if isinstance(message, WorkerFailed):
                 self._blame(message)
-            if isinstance(message, StepResult) and message.step_id == step_id:
-                results[message.rank] = message
-        return [results[rank] for rank in range(self._num_ranks)]
+            if isinstance(message, kind) and is_meant(message):
+                answers[message.rank] = message
+        return [answers[rank] for rank in range(self._num_ranks)]
 
     def _blame(self, failure: WorkerFailed) -> None:
         """Raises. After a broken exchange the launcher gets a moment to name the rank that really died."""

@@ -9,6 +9,7 @@ from cluster.log import configure_logging
 from deploy.cell_plan import CellPlan
 from deploy.engine_side import make_store, served_shapes, start_compiler
 from router_service.engine_service import EngineService
+from router_service.served_checkpoint import ServedCheckpoint
 
 GARBAGE_THRESHOLDS = 10_000, 20, 10_000
 """Allocations before a young collection, young before a middle one, middle before a full one. A full collection stops
@@ -27,6 +28,7 @@ class Engine:
             served_shapes(plan),
             store=make_store(plan),
             compiler=start_compiler(plan),
+            checkpoint=ServedCheckpoint(plan.model_dir, plan.spec, plan.dtype),
             host=ray.util.get_node_ip_address(),
         )
 

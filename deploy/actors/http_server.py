@@ -11,6 +11,10 @@ from router_service.api_keys import ApiKeys
 from router_service.http_server import BoundPorts, HttpServerOptions
 from router_service.http_server import HttpServer as HttpService
 
+UPDATE_WAITS = 4
+"""An update of the weights waits for the end of a step, for the directory, for all ranks to read and for all to take,
+each at most as long as a start may."""
+
 
 @dataclass(frozen=True)
 class StartedHttpServer:
@@ -43,6 +47,7 @@ class HttpServer:
                 version=version("pointsman"),
                 api_keys=api_keys,
                 shares_ports=config.http.servers > 1,
+                weight_update_seconds=UPDATE_WAITS * config.cell.start_timeout_seconds,
             )
         )
 

@@ -1,7 +1,7 @@
 """An engine service over real sockets whose workers hold digests: one thread serves, one plays all ranks."""
 
 import threading
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -26,11 +26,17 @@ from cluster.types import Rank
 from cluster.wire import Decoder, encode
 from cluster.worker_messages import (
     CellIdentity,
+    CommitWeights,
+    DiscardWeights,
+    LoadFailure,
+    PrepareWeights,
     RouteChunk,
     SequenceEnd,
     SequenceStart,
     StepDescriptor,
     ToWorker,
+    WeightsCommitted,
+    WeightsPrepared,
     WorkerReady,
     WorkerStop,
 )
@@ -40,6 +46,7 @@ from router_service.engine_composition import ServedShapes
 from router_service.engine_service import EngineService
 from tests.helpers.content_workers import SHAPE, VOCAB, ContentWorkers
 from tests.helpers.engines import make_namespace
+from tests.helpers.other_weights import NamedCheckpoints, fingerprint_of
 
 HOST = "127.0.0.1"
 PATIENCE = 20.0
@@ -74,16 +81,33 @@ class ContentRanks:
         self.may_answer = threading.Event()
         self.may_answer.set()
         self.in_step = threading.Event()
+        self.hold_from: int | None = None
+        """Steps from this one on are not answered until `release`."""
+        self.is_held = False
+        self.load_failures: dict[int, LoadFailure] = {}
+        """By rank; others can read what they are told to."""
+        self.other_files: set[int] = set()
+        """Ranks that see other files than the engine."""
+        self.silent_loaders: set[int] = set()
+        """Ranks that never say that they have read."""
+        self.num_discards = 0
         self._service = service
         self._num_ranks = num_ranks
         self._stop = threading.Event()
         self._hang_up: int | None = None
+        self._prepared: str | None = None
         self._have_step: set[int] = set()
         self._decoder: Decoder[ToWorker] = Decoder(ToWorker)
         self._thread = threading.Thread(target=self._run)
 
     def start(self) -> None:
         self._thread.start()
+
+    def release(self) -> None:
+        """From `hold_from`."""
+        self.hold_from = None
+        self.is_held = False
+        self.may_answer.set()
 
     def hang_up(self, rank: int) -> None:
         self._hang_up = rank
@@ -125,6 +149,10 @@ class ContentRanks:
                 self.content.end_sequences(Rank(rank), seq_ids)
             case RouteChunk() as chunk:
                 self.content.send_routes(Rank(rank), chunk)
+            case PrepareWeights() | CommitWeights() | DiscardWeights() as message:
+                answer = self._exchange(rank, message)
+                if answer is not None:
+                    socket.send(encode(answer))
             case StepDescriptor() as step:
                 self._have_step.add(rank)
                 if len(self._have_step) == self._num_ranks:
@@ -132,17 +160,47 @@ class ContentRanks:
                     self._execute(step, sockets, routes)
         return True
 
+    def _exchange(
+        self, rank: int, message: PrepareWeights | CommitWeights | DiscardWeights
+    ) -> WeightsPrepared | WeightsCommitted | None:
+        match message:
+            case PrepareWeights():
+                return None if rank in self.silent_loaders else self._prepare(rank, message)
+            case CommitWeights(update_id):
+                assert self._prepared is not None
+                self.content.root = self._prepared.encode()
+                return WeightsCommitted(rank, update_id)
+            case DiscardWeights():
+                self.num_discards += 1
+                return None
+
+    def _prepare(self, rank: int, message: PrepareWeights) -> WeightsPrepared:
+        failure = self.load_failures.get(rank)
+        self._prepared = message.model_dir
+        seen = "others" if rank in self.other_files else message.model_dir
+        fingerprint = "" if failure else fingerprint_of(seen)
+        return WeightsPrepared(rank, message.update_id, fingerprint, failure)
+
     def _execute(
         self, step: StepDescriptor, sockets: dict[int, DealerSocket], routes: PushSocket
     ) -> None:
         """Once every rank has the step, every rank has all that was sent before it."""
         self.in_step.set()
+        if self.hold_from is not None and len(self.content.steps) >= self.hold_from:
+            self.may_answer.clear()
+            self.is_held = True
         self.may_answer.wait(PATIENCE)
         for result in self.content.execute(step):
             if result.rank in sockets and result.rank != self._hang_up:
                 sockets[result.rank].send(encode(result))
         for frame in self.content.frames(0.0):
             routes.send(encode(frame))
+
+
+def make_submit(request_id: str, prompt: list[int], max_tokens: int, **fields: Any) -> Submit:
+    """Greedy. fields: of Submit."""
+    sampling = SamplingParams(max_tokens, 0.0, 1.0, None, ())
+    return Submit(request_id, np.array(prompt, np.int32), sampling, None, False, **fields)
 
 
 class Client:
@@ -155,14 +213,14 @@ class Client:
         self.tokens: dict[str, list[int]] = {}
         self.completions: dict[str, Completion] = {}
         self.refusals: dict[str, Refused] = {}
+        self.versions: dict[str, set[str]] = {}
+        """Of the weights that computed a request's tokens."""
 
     def send(self, message: ToEngine) -> None:
         self.socket.send(encode(message))
 
     def submit(self, request_id: str, prompt: list[int], max_tokens: int) -> None:
-        sampling = SamplingParams(max_tokens, 0.0, 1.0, None, ())
-        submit = Submit(request_id, np.array(prompt, np.int32), sampling, None, False)
-        self.send(SubmitAll([submit]))
+        self.send(SubmitAll([make_submit(request_id, prompt, max_tokens)]))
 
     def receive(self) -> ToHttpServer:
         frame = self.socket.receive(PATIENCE)
@@ -197,6 +255,8 @@ class Client:
             case OutputBatch(deltas):
                 for delta in deltas:
                     self.tokens.setdefault(delta.request_id, []).extend(delta.token_ids)
+                    if delta.token_ids:
+                        self.versions.setdefault(delta.request_id, set()).add(delta.weight_version)
                     if delta.completion is not None:
                         assert delta.request_id not in self.completions
                         self.completions[delta.request_id] = delta.completion
@@ -214,11 +274,13 @@ class ContentCell:
         step_timeout_seconds: float = PATIENCE,
         max_num_waiting: int = 100,
         max_num_seqs: int = 8,
+        load_timeout_seconds: float = PATIENCE,
     ) -> None:
         cell = CellSection(
             dispatch="negotiated",
             step_timeout_factor=1.0,
             step_timeout_floor_seconds=step_timeout_seconds,
+            start_timeout_seconds=load_timeout_seconds,
         )
         scheduler = SchedulerSection(
             max_num_batched_tokens=16, max_num_seqs=max_num_seqs, max_num_waiting=max_num_waiting
@@ -232,11 +294,13 @@ class ContentCell:
             route_budget_bytes=4 * num_ranks * NUM_KV_BLOCKS * BLOCK_SIZE * SHAPE.bytes_per_token,
             kv_bytes_per_block=64,
         )
+        self.checkpoints = NamedCheckpoints()
         self.service = EngineService(
             Config(cell=cell, scheduler=scheduler),
             make_identity(num_ranks),
             ServedShapes(VOCAB, SHAPE, make_namespace),
             store=self.store,
+            checkpoint=self.checkpoints,
             compiler=CompilerThread(ExpertPlacement.contiguous(SHAPE.num_experts, num_ranks)),
             host=HOST,
         )

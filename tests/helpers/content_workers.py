@@ -30,7 +30,8 @@ from cluster.worker_messages import (
 
 VOCAB = 97
 SHAPE = RouteShape(num_moe_layers=2, num_experts_per_tok=2, num_experts=8)
-_ROOT = b"root"
+ROOT = b"root"
+"""Stands for the weights: everything depends on it."""
 
 
 def gate_routes(digest: bytes) -> np.ndarray:
@@ -77,9 +78,9 @@ def columns_of(scores: list[Score], num_top: int = 1) -> ScoreColumns:
     )
 
 
-def score_oracle(known: list[int]) -> list[Score]:
+def score_oracle(known: list[int], root: bytes = ROOT) -> list[Score]:
     """Scores of all tokens from the second on, of a sequence that is computed by the gate."""
-    content, scores = _ROOT, []
+    content, scores = root, []
     for token_id, following in pairwise(known):
         hidden = hidden_of(content, token_id)
         content = slot_content(hidden, gate_routes(hidden))
@@ -87,9 +88,9 @@ def score_oracle(known: list[int]) -> list[Score]:
     return scores
 
 
-def oracle(prompt: list[int], num_tokens: int) -> tuple[list[int], np.ndarray]:
+def oracle(prompt: list[int], num_tokens: int, root: bytes = ROOT) -> tuple[list[int], np.ndarray]:
     """Greedy continuation and the routes [prompt + num_tokens - 1, L, K] of an undisturbed run alone."""
-    content, routes, output = _ROOT, [], []
+    content, routes, output = root, [], []
     known = list(prompt)
     position = 0
     while len(output) < num_tokens:
@@ -122,6 +123,7 @@ class ContentWorkers:
     block_size: int
     frame_delay: int = 0
     dead_rank: int | None = None
+    root: bytes = ROOT
     poisoned: set[int] = field(default_factory=set)
     steps: list[StepRecord] = field(default_factory=list)
 
@@ -231,7 +233,7 @@ class ContentWorkers:
     ) -> tuple[np.ndarray, list[bytes]]:
         size = self.block_size
         slots = [int(table[p // size]) * size + p % size for p in range(first + len(tokens))]
-        content = self._kv[rank, slots[first - 1]] if first else _ROOT
+        content = self._kv[rank, slots[first - 1]] if first else self.root
         routes, contents = [], []
         for offset, token in enumerate(tokens.tolist()):
             hidden = hidden_of(content, token)

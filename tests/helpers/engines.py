@@ -13,8 +13,9 @@ from cluster.scores import SCORE_BYTES, ScoreColumns
 from cluster.types import DispatchMode, Namespace
 from prefix_store.store import PrefixStore
 from router_service.clients import Workers
-from router_service.engine import Engine, EngineParts
+from router_service.engine import Engine
 from router_service.engine_limits import EngineLimits
+from router_service.engine_parts import EngineParts
 from router_service.features import Features
 from router_service.fragment_pool import PlanChannel, PlanCompiler
 from router_service.plan_book import PlanBook, PlanLimits
@@ -41,6 +42,8 @@ class Generation:
     """Of each of them."""
     prompt_scores: ScoreColumns | None = None
     completion: Completion | None = None
+    weight_versions: set[str] = field(default_factory=set)
+    """Of those that made the tokens."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +150,8 @@ class EngineHarness:
             generation = self.generations[item.delta.request_id]
             assert generation.completion is None, "a delta after the completion"
             generation.token_ids += item.delta.token_ids
+            if item.delta.token_ids:
+                generation.weight_versions.add(item.delta.weight_version)
             if item.delta.prompt_scores is not None:
                 assert generation.prompt_scores is None, "told twice"
                 generation.prompt_scores = item.delta.prompt_scores
