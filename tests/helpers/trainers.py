@@ -28,15 +28,24 @@ _SIZES: dict[str, Any] = {
 TRAINER_CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3_moe": QWEN3_CONFIG | {"vocab_size": 256},
     "deepseek_v3": TINY_CONFIG | {"vocab_size": 256},
-    "mixtral": {"model_type": "mixtral", "num_local_experts": 16, **_SIZES},
-    "olmoe": {"model_type": "olmoe", "num_experts": 16, **_SIZES},
+    "mixtral": {"num_local_experts": 16, **_SIZES},
+    "olmoe": {"num_experts": 16, **_SIZES},
 }
 FAMILIES = tuple(TRAINER_CONFIGS)
+FURTHER_CONFIGS: dict[str, dict[str, Any]] = {
+    "qwen2_moe": _SIZES
+    | {"num_experts": 16, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32},
+    "glm4_moe": _SIZES
+    | {"n_routed_experts": 16, "moe_intermediate_size": 32, "head_dim": 16}
+    | {"n_group": 4, "topk_group": 2, "first_k_dense_replace": 0},
+    "gpt_oss": _SIZES | {"num_local_experts": 16, "head_dim": 16},
+}
+"""Families whose gates have the same contract."""
 
 
 def tiny_trainer(family: str, *, seed: int = 0, experts: str = "eager", **overrides: Any) -> Any:
     """In float32 and eval mode. experts: which implementation of transformers computes them."""
-    fields = TRAINER_CONFIGS[family] | overrides
+    fields = (TRAINER_CONFIGS | FURTHER_CONFIGS)[family] | {"model_type": family} | overrides
     config = AutoConfig.for_model(**fields)
     model = AutoModelForCausalLM.from_config(
         config, attn_implementation="eager", experts_implementation=experts

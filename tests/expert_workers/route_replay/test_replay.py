@@ -17,6 +17,7 @@ from expert_workers.route_replay.recording import record_routes
 from expert_workers.route_replay.replay import WeightsFrom, replay_routes
 from tests.helpers.trainers import (
     FAMILIES,
+    FURTHER_CONFIGS,
     gates,
     left_padded,
     perturb_gates,
@@ -82,7 +83,7 @@ def assert_same_ids(routes: list[RangedRoutes], expected: list[RangedRoutes]) ->
 
 @pytest.mark.parametrize("experts", ["eager", "grouped_mm"])
 @pytest.mark.parametrize("topk_weights", WEIGHTS)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *FURTHER_CONFIGS])
 def test_a_pass_with_its_own_routes_says_the_same(
     family: str, topk_weights: WeightsFrom, experts: str
 ) -> None:
@@ -93,6 +94,25 @@ def test_a_pass_with_its_own_routes_says_the_same(
         again = token_logprobs(model, IDS, MASK)
     torch.testing.assert_close(again, logprobs, rtol=0.0, atol=2e-5)
     assert_same_ids(applied_routes(model, routes, topk_weights), routes)
+
+
+@pytest.mark.parametrize("norm_topk_prob", [True, False])
+@pytest.mark.parametrize(
+    ("family", "setting"),
+    [
+        ("qwen3_moe", {}),
+        ("olmoe", {}),
+        ("deepseek_v3", {"routed_scaling_factor": 1.0}),
+        ("deepseek_v3", {"routed_scaling_factor": 2.5}),
+    ],
+)
+def test_every_setting_of_a_gate_is_weighed_as_by_the_gate(
+    family: str, setting: dict[str, Any], norm_topk_prob: bool
+) -> None:
+    model = tiny_trainer(family, norm_topk_prob=norm_topk_prob, **setting)
+    routes = own_routes(model)
+    for mine, expected in zip(applied_routes(model, routes, "recomputed"), routes, strict=True):
+        np.testing.assert_allclose(mine.topk_weights, expected.topk_weights, rtol=1e-4)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
