@@ -23,9 +23,6 @@ class AnswerForm(Protocol):
     def whole(self, choices: list[WholeChoice]) -> Json:
         """The body of the answer."""
 
-    def opening(self) -> bytes:
-        """Events before those of the first delta, with which they are sent."""
-
     def told(self, delta: ChoiceDelta) -> bytes:
         """Events of one delta."""
 
@@ -59,10 +56,7 @@ class Answering:
     async def _events(
         self, generation: Generation, caller: Caller, form: AnswerForm
     ) -> AsyncGenerator[bytes, None]:
-        opened = False
         async with aclosing(self._generator.run(generation, caller)) as deltas:
             async for delta in deltas:
-                told = form.told(delta) if opened else form.opening() + form.told(delta)
-                opened = True
-                yield told
+                yield form.told(delta)
         yield form.closing()

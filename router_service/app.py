@@ -24,6 +24,7 @@ from router_service.openai_errors import (
     json_response,
     safe_text,
 )
+from router_service.openapi.document import openapi_document
 from router_service.request_admission import RequestAdmission, ServedModel, unknown_model
 from router_service.request_bodies import RequestBodies
 from router_service.responses_api.api import ResponsesApi
@@ -78,6 +79,9 @@ class ServiceApi:
             admission,
             Answering(Generator(client, model.text.codec)),
         )
+        self._document = openapi_document(
+            options.version, model.name, with_keys=options.api_keys is not None
+        )
         self._status = SharedCall(lambda: client.status(HEALTH_SECONDS))
 
     def application(self) -> ASGIApp:
@@ -100,6 +104,7 @@ class ServiceApi:
         app.add_api_route("/health/live", self.live, methods=["GET", "HEAD"])
         app.add_api_route("/metrics", self.metrics, methods=["GET", "HEAD"])
         app.add_api_route("/version", self.version, methods=["GET", "HEAD"])
+        app.add_api_route("/openapi.json", self.document, methods=["GET", "HEAD"])
         keys = self._options.api_keys
         return app if keys is None else RequireApiKey(app, keys)
 
@@ -126,6 +131,9 @@ class ServiceApi:
 
     async def version(self) -> Response:
         return json_response({"version": self._options.version})
+
+    async def document(self) -> Response:
+        return json_response(self._document)
 
     async def _model_card(self) -> dict[str, object]:
         return {

@@ -3,8 +3,8 @@
 import json
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic_core import PydanticCustomError, core_schema
 
 from router_service.openai_errors import safe_text
 
@@ -19,10 +19,24 @@ UNION_TAGS = (
 """That pydantic adds to the location of an error; they are in no body."""
 
 
-def one_of(*allowed: object) -> AfterValidator:
-    """A field that may only hold one of these values, types included (true is not 1). Often the neutral ones alone."""
+class OneOf:
+    """Marks a field that may only hold one of some values, types included (true is not 1)."""
 
-    def check(value: object) -> object:
+    def __init__(self, *allowed: object) -> None:
+        self._allowed = allowed
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return {"enum": list(self._allowed)}
+
+    def _check(self, value: object) -> object:
+        allowed = self._allowed
         if not any(type(value) is type(option) and value == option for option in allowed):
             options = " or ".join(json.dumps(option) for option in allowed)
             raise PydanticCustomError(
@@ -32,7 +46,10 @@ def one_of(*allowed: object) -> AfterValidator:
             )
         return value
 
-    return AfterValidator(check)
+
+def one_of(*allowed: object) -> OneOf:
+    """A field that may only hold one of these values. Often the neutral ones alone."""
+    return OneOf(*allowed)
 
 
 NullOnly = Annotated[Any, one_of(None)]

@@ -24,10 +24,6 @@ class OpenAiForm:
     def whole(self, choices: list[WholeChoice]) -> Json:
         return self._respond(self._generation, choices, self._codec)
 
-    def opening(self) -> bytes:
-        """None: the first chunk names the weights, which only the first delta tells."""
-        return b""
-
     def told(self, delta: ChoiceDelta) -> bytes:
         return b"".join(map(event, self._writer.chunks(delta)))
 

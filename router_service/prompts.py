@@ -13,6 +13,24 @@ MAX_CHOICES = 1024
 
 Prompt = str | list[int]
 
+TOKEN_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}}
+"""Schema of one list; the model's vocabulary is its upper limit."""
+_TEXT = {"type": "string", "minLength": 1}
+PROMPTS = {
+    "anyOf": [
+        _TEXT,
+        {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": MAX_PROMPTS},
+        {**TOKEN_IDS, "minItems": 1},
+        {
+            "type": "array",
+            "items": {**TOKEN_IDS, "minItems": 1},
+            "minItems": 1,
+            "maxItems": MAX_PROMPTS,
+        },
+    ]
+}
+"""Schema of what `parse_prompts` takes."""
+
 
 @dataclass(frozen=True)
 class TokenIdLimits:

@@ -6,7 +6,7 @@ doing nothing. null is the same as absent. The prompt of a completion is checked
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from cluster.types import Running
@@ -23,6 +23,7 @@ from router_service.body_fields import (
     one_of,
 )
 from router_service.chat_messages import ChatMessage, refuse_too_many_messages
+from router_service.prompts import PROMPTS
 from router_service.sampling_fields import SamplingFields
 
 MAX_STOP_STRINGS = 4
@@ -40,6 +41,13 @@ def _refuse_empty_stop(value: list[str] | None) -> list[str] | None:
     return value
 
 
+StopAsSent = (
+    Annotated[str, Field(min_length=1)]
+    | Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_STOP_STRINGS)]
+    | None
+)
+
+
 class StreamOptions(Strict):
     include_usage: bool | None = None
     continuous_usage_stats: OnlyFalse = None
@@ -53,7 +61,7 @@ class GenerationFields(SamplingFields):
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     stop: Annotated[
         Annotated[list[str], Field(max_length=MAX_STOP_STRINGS)] | None,
-        BeforeValidator(_stop_list),
+        BeforeValidator(_stop_list, json_schema_input_type=StopAsSent),
         AfterValidator(_refuse_empty_stop),
     ] = None
     stream: bool | None = None
@@ -141,7 +149,7 @@ class GenerationFields(SamplingFields):
 class CompletionBody(GenerationFields):
     """POST /v1/completions."""
 
-    prompt: Any
+    prompt: Annotated[Any, WithJsonSchema(PROMPTS)]
     best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     echo: bool | None = None

@@ -15,11 +15,12 @@ from router_service.prompts import check_token_ids, prompt_too_long
 from router_service.protocol import ChatBody
 from router_service.request_admission import unknown_model
 from router_service.tokenization_body import (
+    THE_CHATS,
     DetokenizeBody,
     TokenizeChatBody,
     TokenizeTextBody,
-    chat_of,
 )
+from router_service.translated_chat import own_part
 
 
 class TokenizationApi:
@@ -31,8 +32,9 @@ class TokenizationApi:
         if "prompt" in json and "messages" in json:
             raise RequestError("messages: prompt is given too; send one of them", field="messages")
         if "messages" in json:
-            chat = validate(TokenizeChatBody, json)
-            return await self._answer(await self._chat_ids(chat), chat.return_token_strs)
+            own, chat = own_part(TokenizeChatBody, json, THE_CHATS)
+            ids = await self._chat_ids(own.model, chat)
+            return await self._answer(ids, own.return_token_strs)
         text = validate(TokenizeTextBody, json)
         self._check_model(text.model)
         ids = await self._parts.admission.text_prompt(
@@ -61,10 +63,10 @@ class TokenizationApi:
             field="model",
         )
 
-    async def _chat_ids(self, body: TokenizeChatBody) -> list[int]:
+    async def _chat_ids(self, model: str | None, chat: dict[str, Any]) -> list[int]:
         served = self._parts.model.name
-        chat = chat_of(body, served if body.model is None else body.model)
-        return await self._parts.admission.chat_prompt(validate(ChatBody, chat))
+        body = validate(ChatBody, {"model": served if model is None else model, **chat})
+        return await self._parts.admission.chat_prompt(body)
 
     def _check_model(self, model: str | None) -> None:
         served = self._parts.model.name

@@ -1,10 +1,11 @@
 """Bodies of /tokenize and /detokenize, with vLLM's names. What a chat has in common with chats is checked as theirs."""
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 
-from router_service.body_fields import NullOnly, Strict
+from router_service.body_fields import Strict
+from router_service.prompts import TOKEN_IDS
 
 
 class TokenizeTextBody(Strict):
@@ -17,28 +18,20 @@ class TokenizeTextBody(Strict):
 
 
 class TokenizeChatBody(Strict):
-    """POST /tokenize with messages. Fields without a type here are those of /v1/chat/completions."""
+    """POST /tokenize with messages, without the fields that are a chat's."""
 
-    messages: list[Any]
     model: str | None = None
-    add_generation_prompt: bool | None = Field(default=None, description="default true")
-    continue_final_message: bool | None = None
-    add_special_tokens: bool | None = Field(default=None, description="default false")
     return_token_strs: bool | None = None
-    tools: list[Any] | None = None
-    chat_template: NullOnly = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    mm_processor_kwargs: dict[str, Any] | None = None
 
 
 class DetokenizeBody(Strict):
     """POST /detokenize."""
 
-    tokens: list[Any]
+    tokens: Annotated[list[Any], WithJsonSchema(TOKEN_IDS)]
     model: str | None = None
 
 
-_OF_THE_CHAT = (
+THE_CHATS = (
     "messages",
     "add_generation_prompt",
     "continue_final_message",
@@ -48,9 +41,4 @@ _OF_THE_CHAT = (
     "chat_template_kwargs",
     "mm_processor_kwargs",
 )
-
-
-def chat_of(body: TokenizeChatBody, model: str) -> dict[str, Any]:
-    """The chat whose prompt is asked for; absent fields stay absent."""
-    given = {name: getattr(body, name) for name in _OF_THE_CHAT}
-    return {"model": model} | {name: value for name, value in given.items() if value is not None}
+"""Names that mean what they mean in a chat."""

@@ -12,10 +12,11 @@ Json = dict[str, Any]
 
 
 class MessagesForm:
-    """Owner of which content block a stream is in."""
+    """Owner of whether a stream has begun, and of which content block it is in."""
 
     def __init__(self, generation: Generation) -> None:
         self._generation = generation
+        self._begun = False
         self._in_text = False
         self._end: ChoiceEnd | None = None
 
@@ -23,24 +24,14 @@ class MessagesForm:
         (choice,) = choices
         content = [{"type": "text", "text": choice.text}] if choice.text else []
         return {
-            **self._message(content),
+            **self._message(content, choice.weight_version),
             **_stop(choice.end),
             "usage": self._usage(choice.end),
         }
 
-    def opening(self) -> bytes:
-        """How much of the prompt was cached is known at the end and told there."""
-        counted = {
-            "input_tokens": self._generation.num_prompt_tokens,
-            "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": 0,
-            "output_tokens": 0,
-        }
-        message = {**self._message([]), "stop_reason": None, "stop_sequence": None}
-        return _event("message_start", message={**message, "usage": counted})
-
     def told(self, delta: ChoiceDelta) -> bytes:
-        told = b""
+        told = b"" if self._begun else self._start(delta.weight_version)
+        self._begun = True
         if delta.text:
             if not self._in_text:
                 self._in_text = True
@@ -61,12 +52,25 @@ class MessagesForm:
     def failure(self, error: Exception) -> bytes:
         return named_event("error", anthropic_error_body(error))
 
-    def _message(self, content: list[Json]) -> Json:
+    def _start(self, weight_version: str) -> bytes:
+        """How much of the prompt was cached is known at the end and told there."""
+        counted = {
+            "input_tokens": self._generation.num_prompt_tokens,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": 0,
+            "output_tokens": 0,
+        }
+        message = self._message([], weight_version)
+        unknown = {"stop_reason": None, "stop_sequence": None}
+        return _event("message_start", message={**message, **unknown, "usage": counted})
+
+    def _message(self, content: list[Json], weight_version: str) -> Json:
         return {
             "id": self._generation.id,
             "type": "message",
             "role": "assistant",
             "model": self._generation.model,
+            "weight_version": weight_version,
             "content": content,
         }
 

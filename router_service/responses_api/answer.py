@@ -17,6 +17,7 @@ def response_object(
     body: ResponsesBody,
     *,
     output: list[Json],
+    weight_version: str,
     end: ChoiceEnd | None,
     error: Json | None = None,
 ) -> Json:
@@ -31,6 +32,7 @@ def response_object(
         "incomplete_details": {"reason": "max_output_tokens"} if _is_cut(end) else None,
         "instructions": body.instructions,
         "model": generation.model,
+        "weight_version": weight_version,
         "output": output,
         "usage": None if end is None else _usage(generation, end),
         "max_output_tokens": body.max_output_tokens,

@@ -32,34 +32,28 @@ class ResponsesForm:
         self._text: list[str] = []
         self._logprobs: list[Json] = []
         self._output: list[Json] = []
+        self._weight_version: str | None = None
+        """Of the first delta; None before it."""
         self._end: ChoiceEnd | None = None
 
     def whole(self, choices: list[WholeChoice]) -> Json:
         (choice,) = choices
+        self._weight_version = choice.weight_version
         logprobs = token_logprobs(self._generation, choice.scored, self._codec)
         content = [text_part(choice.text, logprobs)]
         item = message_item(self._generation, item_status(choice.end), content)
         return self._response([item], choice.end)
 
-    def opening(self) -> bytes:
-        started = self._response([], None)
-        empty = message_item(self._generation, "in_progress", [])
-        return b"".join(
-            [
-                self._event("response.created", response=started),
-                self._event("response.in_progress", response=started),
-                self._event("response.output_item.added", output_index=0, item=empty),
-                self._part_event("response.content_part.added", part=text_part("", [])),
-            ]
-        )
-
     def told(self, delta: ChoiceDelta) -> bytes:
+        told = b""
+        if self._weight_version is None:
+            self._weight_version = delta.weight_version
+            told = self._opening()
         logprobs = token_logprobs(self._generation, delta.scored, self._codec)
         self._text.append(delta.text)
         self._logprobs += logprobs
-        told = b""
         if delta.text:
-            told = self._part_event(
+            told += self._part_event(
                 "response.output_text.delta", delta=delta.text, logprobs=logprobs
             )
         return told if delta.end is None else told + self._ended(delta.end)
@@ -72,10 +66,20 @@ class ResponsesForm:
     def failure(self, error: Exception) -> bytes:
         said = error_body(error)["error"]
         told = {"code": said["type"], "message": said["message"]}
-        response = response_object(
-            self._generation, self._body, output=self._output, end=None, error=told
-        )
+        response = self._response(self._output, None, error=told)
         return self._event("response.failed", response=response)
+
+    def _opening(self) -> bytes:
+        started = self._response([], None)
+        empty = message_item(self._generation, "in_progress", [])
+        return b"".join(
+            [
+                self._event("response.created", response=started),
+                self._event("response.in_progress", response=started),
+                self._event("response.output_item.added", output_index=0, item=empty),
+                self._part_event("response.content_part.added", part=text_part("", [])),
+            ]
+        )
 
     def _ended(self, end: ChoiceEnd) -> bytes:
         self._end = end
@@ -91,8 +95,17 @@ class ResponsesForm:
             ]
         )
 
-    def _response(self, output: list[Json], end: ChoiceEnd | None) -> Json:
-        return response_object(self._generation, self._body, output=output, end=end)
+    def _response(
+        self, output: list[Json], end: ChoiceEnd | None, *, error: Json | None = None
+    ) -> Json:
+        return response_object(
+            self._generation,
+            self._body,
+            output=output,
+            weight_version=self._weight_version or "",
+            end=end,
+            error=error,
+        )
 
     def _part_event(self, kind: str, **fields: Any) -> bytes:
         """Of the one text part of the one item."""
