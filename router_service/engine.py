@@ -174,7 +174,7 @@ class Engine:
         of its answer was shown; what has not goes on; nothing that the old ones made is left in store or plans."""
         self._weights = replace(self._weights, fingerprint=fingerprint)
         begun = [r for r in self._requests.values() if r.answer.has_begun]
-        again = [r for r in begun if restart and not r.answer.may_be_shown]
+        again = {r for r in begun if restart and not r.answer.may_be_shown}
         for request in begun:
             request.error = f"the weights were exchanged for {self._weights.version} while it ran"
             completion = completion_of(request, "abort", again=request in again)
