@@ -51,6 +51,11 @@ class Submit(msgspec.Struct, frozen=True):
     sampling: SamplingParams
     cache_salt: str | None
     return_routes: bool
+    """Of the positions from `routes_start` to before `routes_end` that were an input (None: to the last one)."""
+    routes_start: int = 0
+    routes_end: int | None = None
+    return_route_weights: bool = True
+    """With the ids; five times as many bytes."""
     tenant: str | None = None
     """Whose API key it came with; prefixes are shared within a tenant, and there within a salt."""
     recompute_prompt: bool = False
@@ -164,11 +169,18 @@ class Completion(msgspec.Struct, frozen=True):
     num_output_tokens: int
     cached_tokens: int
     replayed_tokens: int
-    topk_ids: np.ndarray | None
-    """[prompt + output - 1, MoE layers, experts per token] uint8 or uint16 if `return_routes`, from position 0."""
-    topk_weights: np.ndarray | None
     again: bool = False
     """With "abort": nothing of the answer was shown, all of it shall be submitted again."""
+
+
+class RoutePart(msgspec.Struct, frozen=True):
+    """Routes of the positions from `start` on."""
+
+    start: int
+    topk_ids: np.ndarray
+    """[T, MoE layers, experts per token] uint8 or uint16"""
+    topk_weights: np.ndarray | None
+    """The same shape, float32; None unless `return_route_weights`."""
 
 
 class OutputDelta(msgspec.Struct, frozen=True):
@@ -183,6 +195,9 @@ class OutputDelta(msgspec.Struct, frozen=True):
     """[prompt - 1] of the prompt tokens from the second on, if `score_prompt`: in one delta, when all are known."""
     weight_version: str = ""
     """Of the weights that computed what this says (`cluster.namespace.weight_version`)."""
+    routes: RoutePart | None = None
+    """If `return_routes`: those after the part before, at least one part and all that are asked before `completion`. After
+    a stop string there may be some of tokens behind it."""
 
 
 class OutputBatch(msgspec.Struct, frozen=True, tag=True):

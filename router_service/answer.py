@@ -12,7 +12,7 @@ class Answer:
     has_begun: bool = False
     """Some of it was admitted."""
     was_told: bool = False
-    """Some of it has left the engine."""
+    """Some of it that is shown before its end has left the engine."""
 
     @property
     def may_be_shown(self) -> bool:

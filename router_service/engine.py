@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from cluster.errors import CellError, OverloadedError, RequestError
-from cluster.messages import Completion, FeatureStates, OutputDelta, Submit
+from cluster.messages import Completion, FeatureStates, OutputDelta, RoutePart, Submit
 from cluster.prefix_match import Eviction
 from cluster.scores import ScoreColumns
 from cluster.types import EvictTarget, FinishReason, SeqId, StepId
@@ -19,6 +19,7 @@ from router_service.engine_limits import EngineLimits
 from router_service.engine_parts import EngineParts
 from router_service.publisher import Publisher
 from router_service.request import Request
+from router_service.route_outlet import RouteOutlet
 from router_service.scheduler import Schedule
 from router_service.sequence_start import sequence_start
 from router_service.served_weights import ServedWeights, WeightExchange
@@ -63,11 +64,12 @@ class Engine:
         self._features = parts.features
         self._observer = parts.observer
         self._publisher = Publisher(parts.store, limits.block_size, parts.features, parts.observer)
+        self._outlet = RouteOutlet(limits.route_shape, limits.route_bytes_per_step)
         self._requests: dict[tuple[bytes, str], Request] = {}
         self._by_seq_id: dict[SeqId, Request] = {}
         self._finishing: list[Request] = []
         self._scoring: list[Request] = []
-        """Those who have not been told the scores of their prompt yet."""
+        """Those who wait for the scores of their prompt."""
         self._deltas: list[ClientDelta] = []
         self._next_seq_id = 0
         self._next_route_id = 0
@@ -120,6 +122,7 @@ class Engine:
         self._by_seq_id[request.seq_id] = request
         if submit.score_prompt:
             self._scoring.append(request)
+        self._outlet.add(request)
         self._scheduler.add(request)
 
     def _seed(self, submit: Submit, leader: Request | None) -> int:
@@ -177,8 +180,9 @@ class Engine:
         again = {r for r in begun if restart and not r.answer.may_be_shown}
         for request in begun:
             request.error = f"the weights were exchanged for {self._weights.version} while it ran"
-            completion = completion_of(request, "abort", again=request in again)
-            self._tell(request, [], completion=completion)
+            self._tell(
+                request, [], completion=completion_of(request, "abort", again=request in again)
+            )
             self._drop(request, "abort")
         for request in self._requests.values():
             request.move_to(self._weights.namespace(request.tenant, request.cache_salt))
@@ -232,11 +236,12 @@ class Engine:
         Raises CellError when the step could not be executed: no token is accepted and nothing published then.
         """
         started = self._clock()
+        self._outlet.begin_step()
         self._collect_frames()
         self._plans.pump()
         schedule = self._schedule()
         if not schedule.chunks:
-            if not schedule.admitted:
+            if not schedule.admitted and not self._outlet.is_exhausted:
                 self._wait(schedule)
             return
         scheduled = self._clock()
@@ -383,7 +388,9 @@ class Engine:
 
     def _complete_finished(self) -> None:
         self._tell_prompt_scores()
-        ready = [r for r in self._finishing if not r.num_pending_frames]
+        for request, part in self._outlet.next_parts():
+            self._tell(request, [], routes=part)
+        ready = [r for r in self._finishing if self._outlet.is_complete(r)]
         for request in ready:
             self._finishing.remove(request)
             self._complete(request)
@@ -405,12 +412,11 @@ class Engine:
         completion: Completion | None = None,
         scores: ScoreColumns | None = None,
         prompt_scores: ScoreColumns | None = None,
+        routes: RoutePart | None = None,
     ) -> None:
-        request.answer.was_told = True
-        version = self._weights.version
-        delta = OutputDelta(
-            request.request_id, token_ids, completion, scores, prompt_scores, version
-        )
+        request.answer.was_told |= routes is None  # those are shown with the end
+        told = (token_ids, completion, scores, prompt_scores, self._weights.version, routes)
+        delta = OutputDelta(request.request_id, *told)
         self._deltas.append(ClientDelta(request.client, delta))
 
     def _drop(self, request: Request, reason: FinishReason) -> None:
@@ -429,6 +435,7 @@ class Engine:
             self._scoring.remove(request)
         self._scheduler.remove(request)
         self._publisher.forget(request)
+        self._outlet.forget(request)
         del self._requests[request.client, request.request_id]
         del self._by_seq_id[request.seq_id]
         self._observer.finished(request, reason, self._clock())

@@ -17,4 +17,6 @@ class EngineLimits:
     dispatch: DispatchMode
     placement_epoch: int
     frame_timeout_seconds: float
+    route_bytes_per_step: int = 2**20
+    """Of the routes that clients are told, all together: copied twice and sent within a millisecond or two."""
     """How long the routes and scores of a committed step may take."""

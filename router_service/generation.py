@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cluster.errors import CellError, WeightsChangedError
-from cluster.messages import Completion, OutputDelta, Submit
+from cluster.messages import Completion, OutputDelta, RoutePart, Submit
 from router_service.api_keys import Caller
 from router_service.beside_the_loop import beside_the_loop
 from router_service.choice_delta import ChoiceDelta, ChoiceEnd
@@ -97,6 +97,7 @@ class Generator:
             )
             for submit in submits
         ]
+        route_parts: list[list[RoutePart]] = [[] for _ in submits]
         num_prompt_tokens = generation.num_prompt_tokens
         echoing = await beside_the_loop(
             num_prompt_tokens if request.echoes else 0, lambda: _echoing(request, self._codec)
@@ -105,20 +106,30 @@ class Generator:
             async with aclosing(self._client.generate(submits)) as deltas:
                 async for delta in deltas:
                     index = index_of[delta.request_id]
-                    taken = await self._take(request, index, outputs[index], delta)
+                    if delta.routes is not None:
+                        route_parts[index].append(delta.routes)
+                    taken = await self._take(
+                        request, index, outputs[index], delta, route_parts[index]
+                    )
                     told = await echoing.add(index, delta, taken) if echoing else taken
                     for choice_delta in [*_prompt_scores(request, index, delta), *told]:
                         yield choice_delta
 
     async def _take(
-        self, request: AdmittedRequest, index: int, output: ChoiceOutput, delta: OutputDelta
+        self,
+        request: AdmittedRequest,
+        index: int,
+        output: ChoiceOutput,
+        delta: OutputDelta,
+        route_parts: list[RoutePart],
     ) -> list[ChoiceDelta]:
+        """route_parts: of this choice so far, all when the delta completes it."""
         was_open = output.stopped_at is None
         new = output.add(delta.token_ids, delta.scores)
         version = delta.weight_version
         taken = [_choice_delta(index, new, version)] if new.text else []
         if delta.completion is not None:
-            rest, end = await _ending(request, index, output, delta.completion)
+            rest, end = await _ending(request, index, output, delta.completion, route_parts)
             taken.append(_choice_delta(index, rest, version, end))
         elif was_open and output.stopped_at is not None:
             await self._client.finish(delta.request_id, output.stopped_at)
@@ -142,6 +153,9 @@ def _submit(generation: Generation, caller: Caller, index: int, attempt: int) ->
         tenant=caller.tenant,
         cache_salt=request.cache_salt,
         return_routes=request.routes is not None,
+        routes_start=0 if request.routes is None else request.routes.start,
+        routes_end=None if request.routes is None else request.routes.end,
+        return_route_weights=request.routes is not None and request.routes.weights,
         priority=request.priority,
         num_top_logprobs=max(1, request.num_logprobs or 0),
         return_scores=request.num_logprobs is not None,
@@ -167,7 +181,11 @@ def _choice_delta(
 
 
 async def _ending(
-    request: AdmittedRequest, index: int, output: ChoiceOutput, completion: Completion
+    request: AdmittedRequest,
+    index: int,
+    output: ChoiceOutput,
+    completion: Completion,
+    route_parts: list[RoutePart],
 ) -> tuple[TextDelta, ChoiceEnd]:
     """What was held back, and how the choice ended."""
     if completion.finish_reason == "error":
@@ -186,8 +204,8 @@ async def _ending(
         completion_tokens=output.num_tokens,
         cached_tokens=completion.cached_tokens if is_first else 0,
         replayed_tokens=completion.replayed_tokens if is_first else 0,
-        routes=await _routes(request, of_completion if has_siblings else inputs, completion),
-        prompt_routes=await _routes(request, of_prompt, completion)
+        routes=await _routes(request, of_completion if has_siblings else inputs, route_parts),
+        prompt_routes=await _routes(request, of_prompt, route_parts)
         if is_first and has_siblings
         else None,
         stop_string=output.stop_string,
@@ -196,12 +214,10 @@ async def _ending(
 
 
 async def _routes(
-    request: AdmittedRequest, within: range, completion: Completion
+    request: AdmittedRequest, within: range, parts: list[RoutePart]
 ) -> EncodedRoutes | None:
     if request.routes is None:
         return None
-    if completion.topk_ids is None or completion.topk_weights is None:
+    if not parts:
         raise CellError("the engine sent no routes for a request that asked for them")
-    return await asyncio.to_thread(
-        encode_routes, completion.topk_ids, completion.topk_weights, request.routes, within
-    )
+    return await asyncio.to_thread(encode_routes, parts, request.routes, within)

@@ -84,6 +84,8 @@ class Request:
         self.namespace = namespace
         self.sampling: SamplingParams = submit.sampling
         self.return_routes = submit.return_routes
+        self.routes_start, self.routes_end = submit.routes_start, submit.routes_end
+        self.returns_route_weights = submit.return_route_weights
         self.recompute_prompt = submit.recompute_prompt
         self.num_top_logprobs = max(submit.num_top_logprobs, submit.num_prompt_alternatives)
         self.return_scores = submit.return_scores

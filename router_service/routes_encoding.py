@@ -1,9 +1,11 @@
 """Expert routes in a JSON answer: base64 of a .npy file, so that `numpy.load` reads dtype and shape."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from cluster.messages import RoutePart
 from cluster.npy import encode_npy
 
 
@@ -27,19 +29,28 @@ class EncodedRoutes:
 
 
 def encode_routes(
-    topk_ids: np.ndarray, topk_weights: np.ndarray, selection: RouteSelection, within: range
+    parts: Sequence[RoutePart], selection: RouteSelection, within: range
 ) -> EncodedRoutes:
     """The selected part of the routes of a request.
 
-    topk_ids, topk_weights: [at least within.stop, L, K] uint8 or uint16, and float32, from position 0.
+    parts: one after the other, at least one, from selection.start to the end of the selection or of `within` or beyond.
     within: positions that were an input and belong here; a selection that reaches beyond is cut there.
     """
     asked_end = within.stop if selection.end is None else selection.end
     end = max(within.start, min(asked_end, within.stop))
     start = min(max(selection.start, within.start), end)
+    picked = [_between(part, start, end) for part in parts]
+    weights = [part.topk_weights for part in picked if part.topk_weights is not None]
     return EncodedRoutes(
-        topk_ids=encode_npy(topk_ids[start:end]),
-        topk_weights=encode_npy(topk_weights[start:end]) if selection.weights else None,
+        topk_ids=encode_npy(np.concatenate([part.topk_ids for part in picked])),
+        topk_weights=encode_npy(np.concatenate(weights)) if selection.weights else None,
         start=start,
         end=end,
     )
+
+
+def _between(part: RoutePart, start: int, end: int) -> RoutePart:
+    """Of its positions those in [start, end), as views."""
+    kept = slice(max(0, start - part.start), max(0, end - part.start))
+    weights = None if part.topk_weights is None else part.topk_weights[kept]
+    return RoutePart(part.start + kept.start, part.topk_ids[kept], weights)

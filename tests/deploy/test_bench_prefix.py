@@ -290,7 +290,7 @@ def make_generation(
     token_ids: list[int], *, first_token: float = 0.1, prefill: Sequence[WatchedStep] = ()
 ) -> Generation:
     """A token per second after the first."""
-    completion = Completion("length", None, len(token_ids), 0, 0, None, None)
+    completion = Completion("length", None, len(token_ids), 0, 0)
     seconds = [first_token + number for number in range(len(token_ids))]
     return Generation(token_ids, seconds, prefill, completion, 0)
 

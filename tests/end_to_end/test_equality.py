@@ -34,10 +34,10 @@ def make_run(
     logits: np.ndarray | None = None,
 ) -> RequestRun:
     routes = routes or make_routes()
-    completion = Completion("length", None, 2, 0, 0, routes.topk_ids, routes.topk_weights)
+    completion = Completion("length", None, 2, 0, 0)
     rows = make_logits() if logits is None else logits
     chunks = [LogitRows(0, rows[:3]), LogitRows(3, rows[3:])]
-    return RequestRun(PROMPT, list(token_ids), completion, chunks)
+    return RequestRun(PROMPT, list(token_ids), completion, routes, chunks)
 
 
 def make_reference(margin: float = 0.1) -> Reference:

@@ -86,7 +86,7 @@ def _content(generation: Generation) -> bytes:
     assert completion is not None
     assert completion.finish_reason == "length"
     scores = b"".join(score.chosen_logprobs.tobytes() for score in generation.scores)
-    routes = completion.topk_ids.tobytes() + completion.topk_weights.tobytes()
+    routes = generation.routes.topk_ids.tobytes() + generation.routes.topk_weights.tobytes()
     return np.array(generation.token_ids, np.int32).tobytes() + scores + routes
 
 

@@ -106,8 +106,7 @@ def traffic() -> Traffic:
             if name == "cold":
                 num_cold_steps = len(recording.steps)
                 harness.engine.evict("kv")
-    completions = [harness.generations[f"cold-{n}"].completion for n in range(len(PROMPTS))]
-    routes = [c.topk_ids for c in completions if c is not None and c.topk_ids is not None]
+    routes = [harness.generations[f"cold-{n}"].routes.topk_ids for n in range(len(PROMPTS))]
     steps = [
         Step(way_of(step), pair_rows(step, routes), [result.sent for result in results])
         for step, results in recording.steps

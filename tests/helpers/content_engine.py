@@ -29,7 +29,7 @@ def assert_undisturbed(generation: Generation, prompt: list[int], max_tokens: in
     assert generation.token_ids == tokens
     assert generation.completion is not None
     assert generation.completion.finish_reason == "length"
-    np.testing.assert_array_equal(generation.completion.topk_ids, routes)
+    np.testing.assert_array_equal(generation.routes.topk_ids, routes)
 
 
 def read_metrics(harness: EngineHarness) -> Callable[[str], dict[str, float]]:

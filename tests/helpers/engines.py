@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 from prometheus_client import CollectorRegistry
 
-from cluster.messages import Completion, SamplingParams, Submit
+from cluster.messages import Completion, RoutePart, SamplingParams, Submit
 from cluster.metrics import Metrics
-from cluster.routes import RouteShape
+from cluster.routes import ExpertRoutes, RouteShape
 from cluster.scores import SCORE_BYTES, ScoreColumns
 from cluster.types import DispatchMode, Namespace
 from prefix_store.store import PrefixStore
@@ -44,6 +44,21 @@ class Generation:
     completion: Completion | None = None
     weight_versions: set[str] = field(default_factory=set)
     """Of those that made the tokens."""
+    route_parts: list[RoutePart] = field(default_factory=list)
+    num_prompt_tokens: int = 0
+
+    @property
+    def routes(self) -> ExpertRoutes:
+        """Of everything that was an input: what came beyond it was computed before a stop string was seen."""
+        assert self.completion is not None
+        ids, weights = [], []
+        for part in self.route_parts:
+            assert part.start == sum(map(len, ids)), "a part is missing, or told twice"
+            assert part.topk_weights is not None
+            ids.append(part.topk_ids)
+            weights.append(part.topk_weights)
+        routes = ExpertRoutes(np.concatenate(ids), np.concatenate(weights))
+        return routes.slice(0, self.num_prompt_tokens + self.completion.num_output_tokens - 1)
 
 
 @dataclass(frozen=True)
@@ -75,6 +90,7 @@ class EngineHarness:
         kv_bytes_per_block: int = 64,
         dispatch: DispatchMode | None = None,
         planned: Planning | None = None,
+        route_bytes_per_step: int = 2**20,
         fingerprint: str = "first weights",
     ) -> None:
         self.store = PrefixStore(
@@ -116,6 +132,7 @@ class EngineHarness:
                 dispatch=dispatch,
                 placement_epoch=0,
                 frame_timeout_seconds=5.0,
+                route_bytes_per_step=route_bytes_per_step,
             ),
             EngineParts(
                 scheduler=self.scheduler,
@@ -136,7 +153,7 @@ class EngineHarness:
         of_submit = {"cache_salt": None, "return_routes": True, "return_scores": True} | of_submit
         defaults = {"temperature": 0.0, "top_p": 1.0, "seed": None, "stop_token_ids": ()}
         sampling = SamplingParams(max_tokens, **(defaults | fields))
-        self.generations[request_id] = Generation()
+        self.generations[request_id] = Generation(num_prompt_tokens=len(prompt))
         self.engine.submit(
             CLIENT, Submit(request_id, np.array(prompt, np.int32), sampling, **of_submit)
         )
@@ -152,6 +169,8 @@ class EngineHarness:
             generation.token_ids += item.delta.token_ids
             if item.delta.token_ids:
                 generation.weight_versions.add(item.delta.weight_version)
+            if item.delta.routes is not None:
+                generation.route_parts.append(item.delta.routes)
             if item.delta.prompt_scores is not None:
                 assert generation.prompt_scores is None, "told twice"
                 generation.prompt_scores = item.delta.prompt_scores

@@ -30,6 +30,7 @@ from cluster.messages import (
     OutputBatch,
     OutputDelta,
     Refused,
+    RoutePart,
     StatusQuery,
     Submit,
     SubmitAll,
@@ -41,6 +42,7 @@ from cluster.types import FinishReason
 from cluster.wire import Decoder, encode
 
 NUM_MOE_LAYERS, NUM_EXPERTS_PER_TOK = 2, 4
+ROUTE_PART_TOKENS = 5
 
 
 def scripted_rank(token_id: int) -> int:
@@ -220,21 +222,30 @@ class ScriptedEngine:
         self, active: _Active, new: list[int], reason: FinishReason, num_output_tokens: int
     ) -> None:
         submit = active.submit
-        ids, weights = (None, None)
-        if submit.return_routes:
-            ids, weights = scripted_routes(len(submit.prompt_token_ids) + num_output_tokens - 1)
         completion = Completion(
             finish_reason=reason,
             error="router logits are not finite" if reason == "error" else None,
             num_output_tokens=num_output_tokens,
             cached_tokens=self.cached_tokens,
             replayed_tokens=self.replayed_tokens,
-            topk_ids=ids,
-            topk_weights=weights,
         )
+        if submit.return_routes:
+            self._send_routes(active, len(submit.prompt_token_ids) + num_output_tokens - 1)
         del self._active[submit.request_id]
         delta = OutputDelta(submit.request_id, new, completion, _scores(submit, new))
         self._send_delta(active, delta)
+
+    def _send_routes(self, active: _Active, num_inputs: int) -> None:
+        """What was asked, in parts; one that is empty where that is nothing."""
+        submit = active.submit
+        end = num_inputs if submit.routes_end is None else min(num_inputs, submit.routes_end)
+        ids, weights = scripted_routes(num_inputs)
+        starts = range(submit.routes_start, max(end, submit.routes_start + 1), ROUTE_PART_TOKENS)
+        for start in starts:
+            part = slice(start, max(start, min(end, start + ROUTE_PART_TOKENS)))
+            told = weights[part] if submit.return_route_weights else None
+            routes = RoutePart(start, ids[part], told)
+            self._send_delta(active, OutputDelta(submit.request_id, [], None, routes=routes))
 
     def _send_delta(self, active: _Active, delta: OutputDelta) -> None:
         named = msgspec.structs.replace(delta, weight_version=self.weight_version)

@@ -63,14 +63,9 @@ class RequestRun:
     prompt: list[int]
     token_ids: list[int]
     completion: Completion
+    routes: ExpertRoutes
+    """[T, L, K]; none of a request that asked for none."""
     chunks: list[LogitRows]
-
-    @property
-    def routes(self) -> ExpertRoutes:
-        ids, weights = self.completion.topk_ids, self.completion.topk_weights
-        assert ids is not None
-        assert weights is not None
-        return ExpertRoutes(ids, weights)
 
     @property
     def computed_token_ids(self) -> list[int]:
@@ -121,6 +116,7 @@ class Bench:
     def __init__(self, observed: ObservedRanks, harness: EngineHarness) -> None:
         self.harness = harness
         self._observations = observed.observations
+        self._route_shape = observed.ranks.spec.route_shape
         self._prompts: list[list[int]] = []
         self._chunks: dict[int, list[LogitRows]] = {}
         self._observations.take()
@@ -146,8 +142,11 @@ class Bench:
         generation = self.harness.generations[f"r{seq_id}"]
         assert generation.completion is not None
         chunks = self._chunks.get(seq_id, [])
+        routes = ExpertRoutes.empty(self._route_shape)
+        if generation.route_parts:
+            routes = generation.routes
         return RequestRun(
-            self._prompts[seq_id], generation.token_ids, generation.completion, chunks
+            self._prompts[seq_id], generation.token_ids, generation.completion, routes, chunks
         )
 
     def is_under_way(self, seq_id: int) -> bool:
@@ -280,15 +279,13 @@ def _shortened(run: RequestRun, max_tokens: int) -> RequestRun:
         num_output_tokens=max_tokens,
         cached_tokens=run.completion.cached_tokens,
         replayed_tokens=run.completion.replayed_tokens,
-        topk_ids=routes.topk_ids,
-        topk_weights=routes.topk_weights,
     )
     chunks = [
         LogitRows(chunk.first_position, chunk.logits[: num_tokens - chunk.first_position])
         for chunk in run.chunks
         if chunk.first_position < num_tokens
     ]
-    return RequestRun(run.prompt, run.token_ids[:max_tokens], completion, chunks)
+    return RequestRun(run.prompt, run.token_ids[:max_tokens], completion, routes, chunks)
 
 
 def _planned(

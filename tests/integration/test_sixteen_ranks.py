@@ -215,14 +215,11 @@ def test_sixteen_ranks_answer_what_transformers_answers(api: CellApi) -> None:
 
 def _run_of(prompt: list[int], answer: Answer) -> RequestRun:
     """As far as a client sees it: without logits."""
-    routes = answer.routes
     completion = Completion(
         finish_reason="length",
         error=None,
         num_output_tokens=len(answer.token_ids),
         cached_tokens=0,
         replayed_tokens=0,
-        topk_ids=routes.topk_ids,
-        topk_weights=routes.topk_weights,
     )
-    return RequestRun(prompt, list(answer.token_ids), completion, [])
+    return RequestRun(prompt, list(answer.token_ids), completion, answer.routes, [])

@@ -38,7 +38,7 @@ def test_a_stop_string_cuts_tokens_and_routes_at_the_token_that_completed_it() -
     harness.run()
     completion = harness.generations["r"].completion
     assert (completion.finish_reason, completion.num_output_tokens) == ("stop", 4)
-    np.testing.assert_array_equal(completion.topk_ids, oracle(prompt, 4)[1])
+    np.testing.assert_array_equal(harness.generations["r"].routes.topk_ids, oracle(prompt, 4)[1])
 
 
 def test_an_end_of_sequence_token_stops_and_counts() -> None:

@@ -40,7 +40,7 @@ def test_what_the_gate_says_of_kept_kv_is_not_recorded(frame_delay: int) -> None
     harness.submit("again", prompt, 3, recompute_prompt=True)
     harness.run()
     again = harness.generations["again"]
-    assert again.completion.topk_ids.tobytes() == cold.completion.topk_ids.tobytes()
+    assert again.routes.topk_ids.tobytes() == cold.routes.topk_ids.tobytes()
     assert_undisturbed(again, prompt, 3)
 
 

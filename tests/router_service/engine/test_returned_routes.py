@@ -77,7 +77,7 @@ def test_returned_routes_are_those_that_made_the_tokens_also_when_a_gate_is_fick
     harness.run()
     for request_id, prompt in prompts.items():
         generation = harness.generations[request_id]
-        routes = generation.completion.topk_ids
+        routes = generation.routes.topk_ids
         assert tokens_of(prompt, generation.token_ids, routes) == generation.token_ids
     conflicts = sum(read_metrics(harness)("route_conflicts_total").values())
     assert route_replay or conflicts > 0

@@ -141,7 +141,9 @@ def test_a_prompt_can_be_scored_without_generating_anything(length: int, frame_d
         completion = generation.completion
         assert completion is not None
         assert (completion.finish_reason, completion.num_output_tokens) == ("length", 0)
-        np.testing.assert_array_equal(completion.topk_ids, oracle(prompt, 1)[1][: length - 1])
+        np.testing.assert_array_equal(
+            generation.routes.topk_ids, oracle(prompt, 1)[1][: length - 1]
+        )
     harness.store.check_invariants()
 
 

@@ -48,7 +48,7 @@ def assert_made_by(
     completion = generation.completion
     assert completion is not None
     assert completion.finish_reason == "length"
-    np.testing.assert_array_equal(completion.topk_ids, routes)
+    np.testing.assert_array_equal(generation.routes.topk_ids, routes)
     scores = score_oracle(prompt + tokens, fingerprint.encode())[len(prompt) - 1 :]
     told = [float(score.chosen_logprobs[0]) for score in generation.scores]
     assert told == [score[0] for score in scores]
