@@ -31,6 +31,8 @@ from expert_workers.model.numerics import DeterministicNumerics, FastNumerics
 from expert_workers.model.transformer import Transformer
 from expert_workers.model.weights import ModelWeights, MoeWeights, WeightTarget, load_weights
 from expert_workers.plan_cache import PlanCache
+from expert_workers.rank_model import RankModel
+from expert_workers.weight_exchange import WeightExchange
 from expert_workers.worker import ExpertWorker, StepOutcome
 from expert_workers.worker_builder import WorkerOptions, expert_placement, plan_shape, rank_identity
 
@@ -106,13 +108,13 @@ class ObservedWorker(ExpertWorker):
         directory: Path,
         *,
         transformer: ObservedTransformer,
-        weights: ModelWeights,
+        observed_weights: ModelWeights,
         **arguments: Any,
     ) -> None:
-        super().__init__(transformer=transformer, **arguments)
+        super().__init__(**arguments)
         self._directory = directory
         self._observed = transformer
-        self._weights = weights
+        self._observed_weights = observed_weights
 
     def execute(self, step: StepDescriptor) -> StepOutcome:
         if (self._directory / POISON_FILE).exists():
@@ -132,7 +134,7 @@ class ObservedWorker(ExpertWorker):
             file.write(np.array(records, CHUNK_RECORD).tobytes())
 
     def _poison_gates(self) -> None:
-        for layer in self._weights.layers:
+        for layer in self._observed_weights.layers:
             if isinstance(layer.feed_forward, MoeWeights):
                 layer.feed_forward.gate.weight.fill_(float("nan"))
 
@@ -152,12 +154,13 @@ def build_observed_worker(directory: Path, options: WorkerOptions, store: Store)
         if exchange is None
         else NegotiatedDispatcher(placement, exchange, options.device)
     )
+    transformer = ObservedTransformer(spec, weights, numerics)
     return ObservedWorker(
         directory,
-        weights=weights,
-        transformer=ObservedTransformer(spec, weights, numerics),
+        observed_weights=weights,
+        transformer=transformer,
         rank=options.rank,
-        spec=spec,
+        model=RankModel(spec, transformer, WeightExchange(weights, spec, target, options.dtype)),
         identity=rank_identity(options, placement),
         kv_pool=KVPool(
             num_layers=spec.num_layers,
