@@ -87,6 +87,10 @@ class HttpSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """HTTP server processes that share both ports."""
     max_body_bytes: int = 32 * 2**20
     api_key_file: str = ""
+    tool_call_parser: Literal["auto", "none", "hermes", "deepseek", "mistral"] = "auto"
+    """Of calls in answers; auto: the format that the model's chat template shows calls in."""
+    reasoning_parser: Literal["auto", "none", "deepseek_r1", "qwen3"] = "auto"
+    """Of reasoning in answers; auto: qwen3 if the chat template knows <think>."""
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -66,6 +66,10 @@ HTTP_FLAGS = (
          "again", _N),
     Flag("--api-key-file", "http.api_key_file", "file of the keys that clients must send, a line each: KEY, or TENANT "
          "KEY for prefixes shared within the tenant only (or POINTSMAN_API_KEYS)", {"metavar": "FILE"}),
+    Flag("--tool-call-parser", "http.tool_call_parser", "format of tool calls in answers; auto: the one in which the "
+         "model's chat template shows them", {"choices": ["auto", "none", "hermes", "deepseek", "mistral"]}),
+    Flag("--reasoning-parser", "http.reasoning_parser", "how reasoning is marked in answers; auto: qwen3 if the chat "
+         "template knows <think>", {"choices": ["auto", "none", "deepseek_r1", "qwen3"]}),
 )  # fmt: skip
 CELL_GROUPS = {
     "model": MODEL_FLAGS,

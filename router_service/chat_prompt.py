@@ -14,26 +14,40 @@ from router_service.json_body import field_path
 from router_service.openai_errors import safe_text
 from router_service.protocol import ChatBody
 from router_service.template_probes import RenderOptions
+from router_service.tool_fields import Tool
+
+_CHARACTERS_OF_TOOLS = 2**16
+"""That tools count as: their schemas are checked and written out, and may be of any size."""
 
 
-def chat_prompt(body: ChatBody, template: ChatTemplate) -> str:
-    """Raises RequestError naming the first field of which the model would see nothing."""
+def chat_prompt(body: ChatBody, template: ChatTemplate, *, reasons: bool = False) -> str:
+    """Raises RequestError naming the first field of which the model would see nothing.
+
+    reasons: reasoning of earlier answers is taken even where the template leaves it out, because answers have it.
+    """
     _check_variables(body.chat_template_kwargs or {}, template)
     for index, message in enumerate(body.messages):
-        _check_shown(index, message, template)
+        _check_shown(index, message, template, reasons=reasons)
+    tools = body.offered_tools
     options = RenderOptions(
-        add_generation_prompt=body.begins_an_answer, variables=body.chat_template_kwargs or {}
+        tools=[tool.shown() for tool in tools] or None,
+        add_generation_prompt=body.begins_an_answer,
+        variables=body.chat_template_kwargs or {},
     )
     messages = [template_message(message) for message in body.messages]
-    if not body.continue_final_message:
-        return template.render(messages, options)
-    _check_can_go_on(body.messages[-1])
-    return template.render_open(messages, options)
+    if body.continue_final_message:
+        _check_can_go_on(body.messages[-1])
+        text = template.render_open(messages, options)
+    else:
+        text = template.render(messages, options)
+    _check_tools_shown(tools, text, template)
+    return text
 
 
 def num_characters(body: ChatBody) -> int:
     """Roughly, of the prompt: decides whether a thread is worth it."""
-    return sum(len(content_text(message.content)) for message in body.messages)
+    of_tools = _CHARACTERS_OF_TOOLS if body.offered_tools else 0
+    return of_tools + sum(len(content_text(message.content)) for message in body.messages)
 
 
 def _check_variables(variables: dict[str, Any], template: ChatTemplate) -> None:
@@ -47,13 +61,26 @@ def _check_variables(variables: dict[str, Any], template: ChatTemplate) -> None:
             )
 
 
-def _check_shown(index: int, message: ChatMessage, template: ChatTemplate) -> None:
+def _check_tools_shown(tools: list[Tool], text: str, template: ChatTemplate) -> None:
+    """A template may ignore tools altogether, or in some chats."""
+    hidden = [tool.function.name not in text for tool in tools]
+    if tools and (any(hidden) or not template.traits.shows_tools):
+        raise RequestError(
+            "tools: the model's chat template does not show them to the model; leave them out, or put "
+            "a template that does into chat_template.jinja of its directory",
+            field="tools",
+        )
+
+
+def _check_shown(
+    index: int, message: ChatMessage, template: ChatTemplate, *, reasons: bool
+) -> None:
     traits = template.traits
     role = "system" if message.role == "developer" else message.role
     if message.name is not None and role not in traits.named_roles:
         _refuse(index, "name", f"shows no name of a message with role {safe_text(message.role)}")
     has_reasoning = isinstance(message, AssistantMessage) and message.all_reasoning
-    if has_reasoning and not traits.shows_reasoning:
+    if has_reasoning and not (reasons or traits.shows_reasoning):
         _refuse(index, "reasoning_content", "shows no reasoning of earlier answers")
 
 

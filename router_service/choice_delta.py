@@ -6,6 +6,7 @@ from typing import Literal
 from cluster.scores import ScoreColumns
 from router_service.logprobs import ScoredToken
 from router_service.routes_encoding import EncodedRoutes
+from router_service.said import Said, ToolCall
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,7 @@ class ChoiceEnd:
     `routes` are then those of the completion.
     """
 
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "tool_calls"]
     completion_tokens: int
     cached_tokens: int
     replayed_tokens: int
@@ -24,11 +25,14 @@ class ChoiceEnd:
     prompt_routes: EncodedRoutes | None = None
     stop_string: str | None = None
     """The one that ended the text, if one did."""
+    reasoning_tokens: int = 0
+    """Of the completion's, markers included."""
 
 
 @dataclass(frozen=True)
 class ChoiceDelta:
-    """New text of one choice; `end` comes with the last one. scored: the same tokens, if log-probs were asked."""
+    """What one choice says next, `text` being content; `end` comes with the last one. scored: the same tokens, if
+    log-probs were asked."""
 
     index: int
     text: str
@@ -40,3 +44,9 @@ class ChoiceDelta:
     prompt_scores: ScoreColumns | None = None
     """[prompt - 1] of the prompt tokens from the second on, once, with the first choice of each prompt, if
     `prompt_logprobs` was asked."""
+    reasoning: str = ""
+    calls: tuple[ToolCall, ...] = ()
+
+    @property
+    def said(self) -> Said:
+        return Said(self.text, self.reasoning, self.calls)

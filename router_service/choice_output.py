@@ -1,19 +1,25 @@
-"""The output of one choice as a client sees it: text up to the stop string, ids up to the token that completed it."""
+"""The output of one choice as a client sees it: text up to the stop string, ids up to the token that completed it.
+
+Stop strings are looked for in all that is generated, then the text is read: reasoning, content, tool calls.
+"""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from cluster.scores import ScoreColumns
+from router_service.answer_reading import PLAIN, AnswerReader
 from router_service.detokenizer import Detokenizer
 from router_service.logprobs import ScoredToken, scored_token
+from router_service.said import Said, joined
 from router_service.stop_strings import StopStrings
 
 
 @dataclass(frozen=True)
 class TextDelta:
-    """New text and the ids that belong to it; both may be empty. scored: the same tokens, if log-probs were asked."""
+    """What is new and the ids that belong to it; both may be empty. scored: the same tokens, if log-probs were
+    asked."""
 
-    text: str
+    said: Said
     token_ids: list[int]
     scored: list[ScoredToken]
 
@@ -32,9 +38,10 @@ class ChoiceOutput:
         stop_token_ids: Collection[int] = (),
         min_tokens: int = 0,
         num_logprobs: int = 0,
+        reader: AnswerReader | None = None,
     ) -> None:
         """stop_token_ids: one of them is the last token and has no text; min_tokens: see StopStrings; num_logprobs:
-        alternatives that were asked for with every score."""
+        alternatives that were asked for with every score; reader: without one all text is content."""
         self._detokenizer = detokenizer
         self._stop_token_ids = frozenset(stop_token_ids)
         self._stop = StopStrings(stop, min_tokens=min_tokens)
@@ -44,12 +51,23 @@ class ChoiceOutput:
         self._num_given = 0
         self._num_decoded = 0
         """Characters of all tokens so far, those that are held back too."""
+        self._reader = reader or PLAIN.reader()
+        self._full_at: int | None = None
         self.num_tokens = 0
+        self._num_reasoning = 0
 
     @property
     def stopped_at(self) -> int | None:
-        """1-based number of the token that completed a stop string; None if there is no match."""
-        return None if self._stop.match is None else self._stop.match.num_tokens
+        """1-based number of the token that completed a stop string, or the last call that is wanted; None: neither."""
+        return self._full_at if self._stop.match is None else self._stop.match.num_tokens
+
+    @property
+    def num_calls(self) -> int:
+        return self._reader.num_calls
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        return min(self._num_reasoning, self.num_tokens)
 
     @property
     def stop_string(self) -> str | None:
@@ -64,18 +82,18 @@ class ChoiceOutput:
             for token_id, row in zip(token_ids, rows, strict=True)
             if self.stopped_at is None
         ]
-        return self._delta("".join(pieces))
+        return self._delta(joined(pieces))
 
     def finish(self) -> TextDelta:
         """The rest: an incomplete character, and text that could have become a stop string."""
         if self.stopped_at is not None:
-            return self._delta("", final=True)
+            return self._delta(self._reader.finish(), final=True)
         text = self._stop.finish(self._detokenizer.finish(), self.num_tokens)
         if self.stopped_at is not None:
             self._cut(self.stopped_at)
-        return self._delta(text, final=True)
+        return self._delta(joined([self._reader.add(text), self._reader.finish()]), final=True)
 
-    def _add_one(self, token_id: int, score: ScoreColumns | None) -> str:
+    def _add_one(self, token_id: int, score: ScoreColumns | None) -> Said:
         self.num_tokens += 1
         self._held_ids.append(token_id)
         if score is not None:
@@ -87,7 +105,15 @@ class ChoiceOutput:
         text = self._stop.add(text, self.num_tokens)
         if self.stopped_at is not None:
             self._cut(self.stopped_at)
-        return text
+        return self._read(text)
+
+    def _read(self, text: str) -> Said:
+        was_reasoning = self._reader.is_reasoning
+        said = self._reader.add(text)
+        self._num_reasoning += was_reasoning or self._reader.is_reasoning
+        if self._reader.is_full:
+            self._full_at = self.num_tokens
+        return said
 
     def _cut(self, num_tokens: int) -> None:
         surplus = self.num_tokens - num_tokens
@@ -95,15 +121,15 @@ class ChoiceOutput:
             del self._held_ids[-surplus:], self._held_scored[-surplus:]
         self.num_tokens = num_tokens
 
-    def _delta(self, text: str, *, final: bool = False) -> TextDelta:
-        if not text and not final:
-            return TextDelta("", [], [])
+    def _delta(self, said: Said, *, final: bool = False) -> TextDelta:
+        if not said and not final:
+            return TextDelta(said, [], [])
         token_ids, self._held_ids = self._held_ids, []
         scored, self._held_scored = self._held_scored, []
-        self._num_given += len(text)
+        self._num_given += len(said.text)
         if final:  # tokens of a stop string begin where the text ends
             scored = [
                 replace(token, text_offset=min(token.text_offset, self._num_given))
                 for token in scored
             ]
-        return TextDelta(text, token_ids, scored)
+        return TextDelta(said, token_ids, scored)

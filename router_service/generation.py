@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
@@ -89,11 +90,12 @@ class Generator:
         index_of = {submit.request_id: index for index, submit in enumerate(submits)}
         outputs = [
             ChoiceOutput(
-                self._codec.detokenizer(),
+                self._codec.detokenizer(request.reading.markers),
                 request.stop,
                 stop_token_ids=submit.sampling.stop_token_ids,
                 min_tokens=submit.sampling.min_tokens,
                 num_logprobs=request.num_logprobs or 0,
+                reader=request.reading.reader(),
             )
             for submit in submits
         ]
@@ -127,7 +129,7 @@ class Generator:
         was_open = output.stopped_at is None
         new = output.add(delta.token_ids, delta.scores)
         version = delta.weight_version
-        taken = [_choice_delta(index, new, version)] if new.text else []
+        taken = [_choice_delta(index, new, version)] if new.said else []
         if delta.completion is not None:
             rest, end = await _ending(request, index, output, delta.completion, route_parts)
             taken.append(_choice_delta(index, rest, version, end))
@@ -177,7 +179,17 @@ def _prompt_scores(request: AdmittedRequest, index: int, delta: OutputDelta) -> 
 def _choice_delta(
     index: int, new: TextDelta, weight_version: str, end: ChoiceEnd | None = None
 ) -> ChoiceDelta:
-    return ChoiceDelta(index, new.text, new.token_ids, new.scored, weight_version, end)
+    said = new.said
+    return ChoiceDelta(
+        index,
+        said.text,
+        new.token_ids,
+        new.scored,
+        weight_version,
+        end,
+        reasoning=said.reasoning,
+        calls=said.calls,
+    )
 
 
 async def _ending(
@@ -200,7 +212,7 @@ async def _ending(
     is_first, has_siblings = choice == 0, request.num_choices > 1
     of_prompt, of_completion = inputs[:num_prompt_tokens], inputs[num_prompt_tokens:]
     end = ChoiceEnd(
-        finish_reason="stop" if stopped else completion.finish_reason,
+        finish_reason=_finish_reason(output, "stop" if stopped else completion.finish_reason),
         completion_tokens=output.num_tokens,
         cached_tokens=completion.cached_tokens if is_first else 0,
         replayed_tokens=completion.replayed_tokens if is_first else 0,
@@ -209,8 +221,16 @@ async def _ending(
         if is_first and has_siblings
         else None,
         stop_string=output.stop_string,
+        reasoning_tokens=output.num_reasoning_tokens,
     )
     return rest, end
+
+
+def _finish_reason(
+    output: ChoiceOutput, reason: Literal["stop", "length"]
+) -> Literal["stop", "length", "tool_calls"]:
+    """A limit may have cut further calls, so it is told also where some are complete."""
+    return "tool_calls" if reason == "stop" and output.num_calls else reason
 
 
 async def _routes(

@@ -22,6 +22,7 @@ from router_service.api_keys import ApiKeys
 from router_service.app import ApiOptions, ServiceApi
 from router_service.engine_client import EngineClient
 from router_service.http_protocol import JsonErrorProtocol, protocol_with_deadline
+from router_service.model_parsers import BY_TEMPLATE, ParserNames
 from router_service.model_text import load_model_text
 from router_service.request_admission import RequestAdmission, ServedModel
 
@@ -47,6 +48,7 @@ class HttpServerOptions:
     version: str
     api_keys: ApiKeys | None = None
     """None: whoever reaches the port may ask."""
+    parser_names: ParserNames = BY_TEMPLATE
     silence_seconds: float = 120.0
     """With requests open, the engine counts as lost after this long without a word."""
     receive_seconds: float = JsonErrorProtocol.receive_seconds
@@ -74,7 +76,7 @@ class HttpServer:
             max_model_len=options.max_model_len,
             vocab_size=options.vocab_size,
             eos_token_ids=options.eos_token_ids,
-            text=load_model_text(options.model_dir, options.vocab_size),
+            text=load_model_text(options.model_dir, options.vocab_size, options.parser_names),
         )
         self._thread = threading.Thread(target=self._run, name="http-server", daemon=True)
         self._sockets: list[socket.socket] = []
@@ -102,11 +104,14 @@ class HttpServer:
         bound = BoundPorts(api.getsockname()[1], admin.getsockname()[1])
         self._thread.start()
         self._serving.result(timeout=60)
+        parsers = self._model.text.parsers
         _log.info(
-            "http server ready host=%s port=%d admin_port=%d",
+            "http server ready host=%s port=%d admin_port=%d tool_call_parser=%s reasoning_parser=%s",
             options.host,
             bound.port,
             bound.admin_port,
+            parsers.call_format_name,
+            parsers.reasoning or "none",
         )
         return bound
 

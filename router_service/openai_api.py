@@ -45,7 +45,7 @@ class OpenAiApi:
     async def chat_completions(self, request: Request) -> Response:
         parts = self._parts
         body = validate(ChatBody, await parts.bodies.json(request))
-        admitted = await parts.admission.chat(body)
+        admitted = await parts.admission.read_chat(body)
         generation = Generation(admitted, parts.model.name, "chatcmpl-", _CHAT_NAMES)
         form = OpenAiForm(generation, parts.model.text.codec, chat=True)
         return await parts.answering.answer(request, generation, form)

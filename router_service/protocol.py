@@ -23,8 +23,10 @@ from router_service.body_fields import (
     one_of,
 )
 from router_service.chat_messages import ChatMessage, refuse_too_many_messages
+from router_service.openai_errors import safe_text
 from router_service.prompts import PROMPTS
 from router_service.sampling_fields import SamplingFields
+from router_service.tool_fields import MAX_TOOLS, Tool, ToolChoice, chosen_function
 
 MAX_STOP_STRINGS = 4
 MAX_CHOICES = 128
@@ -192,11 +194,11 @@ class ChatBody(GenerationFields):
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    tools: NullOrEmptyList = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
     functions: NullOrEmptyList = None
     function_call: Annotated[Any, one_of(None, "none")] = None
-    tool_choice: Annotated[Any, one_of(None, "none")] = None
-    parallel_tool_calls: NullOnly = None
+    tool_choice: ToolChoice = None
+    parallel_tool_calls: bool | None = None
     store: OnlyFalse = None
     metadata: NullOrEmptyObject = None
     service_tier: Annotated[Any, one_of(None, "auto", "default")] = None
@@ -227,6 +229,26 @@ class ChatBody(GenerationFields):
     @property
     def num_logprobs(self) -> int | None:
         return self.top_logprobs or 0 if self.logprobs else None
+
+    @model_validator(mode="after")
+    def _tools_agree(self) -> "ChatBody":
+        names = [tool.function.name for tool in self.tools or []]
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise at_field("tools", f"has two functions with the name {safe_text(twice)}")
+        if not names and self.tool_choice not in (None, "none"):
+            raise at_field("tool_choice", "needs tools")
+        if not names and self.parallel_tool_calls is not None:
+            raise at_field("parallel_tool_calls", "needs tools")
+        chosen = chosen_function(self.tool_choice)
+        if chosen is not None and chosen not in names:
+            raise at_field("tool_choice", f"names {safe_text(chosen)}, which is not among tools")
+        return self
+
+    @property
+    def offered_tools(self) -> list[Tool]:
+        """None with tool_choice "none": the model is not told of them then."""
+        return [] if self.tool_choice == "none" else self.tools or []
 
     @model_validator(mode="after")
     def _an_answer_begins_or_goes_on(self) -> "ChatBody":

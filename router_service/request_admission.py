@@ -7,12 +7,13 @@ server keeps serving health probes and other streams.
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
 from cluster.errors import RequestError, UnknownModelError
 from cluster.messages import SamplingParams
+from router_service.answer_reading import PLAIN, AnswerReading
 from router_service.chat_prompt import chat_prompt, num_characters
 from router_service.model_text import ModelText
 from router_service.openai_errors import ContextLengthError, safe_text
@@ -25,6 +26,7 @@ from router_service.prompts import (
     prompt_too_long,
 )
 from router_service.protocol import ChatBody, CompletionBody, GenerationFields
+from router_service.requested_reading import answer_reading
 from router_service.requested_sampling import SamplingRules, requested_sampling
 from router_service.routes_encoding import RouteSelection
 
@@ -56,6 +58,8 @@ class AdmittedRequest:
     routes: RouteSelection | None
     cache_salt: str | None
     priority: int
+    reading: AnswerReading = PLAIN
+    """Of what is generated."""
 
     @property
     def num_prompt_alternatives(self) -> int | None:
@@ -101,17 +105,37 @@ class RequestAdmission:
         return await self._admit(body, ids, fields=fields, default=_DEFAULT_COMPLETION_TOKENS)
 
     async def chat(self, body: ChatBody) -> AdmittedRequest:
-        """Raises RequestError, UnknownModelError, ContextLengthError."""
+        """One whose answer is text. Raises RequestError, UnknownModelError, ContextLengthError."""
+        if body.offered_tools:
+            raise RequestError("tools: calls of tools are not told here", field="tools")
         ids = await self.chat_prompt(body)
         return await self._admit(body, [ids], fields=["messages"], default=None)
 
+    async def read_chat(self, body: ChatBody) -> AdmittedRequest:
+        """One whose answer is sorted: reasoning, content, tool calls. Raises as `chat` does."""
+        text, model_text = await self._chat_text(body), self._model.text
+        reading = await self._run(
+            num_characters(body), lambda: answer_reading(body, text, model_text)
+        )
+        admitted = await self._admit(
+            body, [await self._chat_ids(text)], fields=["messages"], default=None
+        )
+        return replace(admitted, reading=reading)
+
     async def chat_prompt(self, body: ChatBody) -> list[int]:
         """Its token ids, at least one. Raises RequestError, UnknownModelError, ContextLengthError."""
+        return await self._chat_ids(await self._chat_text(body))
+
+    async def _chat_text(self, body: ChatBody) -> str:
         self._check_model(body)
-        template = self._model.text.chat_template
+        template, parsers = self._model.text.chat_template, self._model.text.parsers
         if template is None:
             raise RequestError("the model has no chat template; use /v1/completions")
-        text = await self._run(num_characters(body), lambda: chat_prompt(body, template))
+        reasons = parsers.reasoning is not None
+        size = num_characters(body)
+        return await self._run(size, lambda: chat_prompt(body, template, reasons=reasons))
+
+    async def _chat_ids(self, text: str) -> list[int]:
         self._check_characters(text, field="messages")
         ids = await self._encode(text, len(text), add_special_tokens=False, field="messages")
         if not ids:

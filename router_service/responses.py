@@ -1,10 +1,12 @@
 """Answers in the shapes of the OpenAI API, whole and as stream chunks. Pure functions of what a generation said."""
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from cluster.scores import ScoreColumns
+from router_service.chat_speech import message_deltas, opening_delta, whole_message
 from router_service.choice_delta import ChoiceDelta, ChoiceEnd
 from router_service.generation import Generation
 from router_service.logprobs import (
@@ -14,6 +16,7 @@ from router_service.logprobs import (
     prompt_logprobs,
 )
 from router_service.routes_encoding import EncodedRoutes
+from router_service.said import Said, ToolCall, joined
 from router_service.tokenizer import TextCodec
 
 Json = dict[str, Any]
@@ -31,6 +34,12 @@ class WholeChoice:
     end: ChoiceEnd
     prompt_scores: ScoreColumns | None
     """See ChoiceDelta."""
+    reasoning: str = ""
+    calls: tuple[ToolCall, ...] = ()
+
+    @property
+    def said(self) -> Said:
+        return Said(self.text, self.reasoning, self.calls)
 
     @property
     def num_scored(self) -> int:
@@ -41,31 +50,34 @@ class WholeChoice:
 
 def whole_choices(deltas: Iterable[ChoiceDelta]) -> list[WholeChoice]:
     """Deltas of one generation, joined by choice."""
-    texts: dict[int, list[str]] = {}
+    said: dict[int, list[Said]] = {}
     token_ids: dict[int, list[int]] = {}
     scored: dict[int, list[ScoredToken]] = {}
     ends: dict[int, ChoiceEnd] = {}
     prompt_scores: dict[int, ScoreColumns] = {}
     versions: dict[int, str] = {}
     for delta in deltas:
-        texts.setdefault(delta.index, []).append(delta.text)
+        said.setdefault(delta.index, []).append(delta.said)
         token_ids.setdefault(delta.index, []).extend(delta.token_ids)
         scored.setdefault(delta.index, []).extend(delta.scored)
         if delta.end is not None:
             ends[delta.index], versions[delta.index] = delta.end, delta.weight_version
         if delta.prompt_scores is not None:
             prompt_scores[delta.index] = delta.prompt_scores
+    whole = {index: joined(said[index]) for index in sorted(ends)}
     return [
         WholeChoice(
             index,
-            "".join(texts[index]),
+            what.text,
             token_ids[index],
             scored[index],
             versions[index],
             ends[index],
             prompt_scores.get(index),
+            what.reasoning,
+            what.calls,
         )
-        for index in sorted(ends)
+        for index, what in whole.items()
     ]
 
 
@@ -97,7 +109,7 @@ def chat_response(generation: Generation, choices: list[WholeChoice], codec: Tex
         "choices": [
             {
                 "index": choice.index,
-                "message": {"role": "assistant", "content": choice.text, "refusal": None},
+                "message": whole_message(choice.said, generation.request.reading),
                 "logprobs": _chat_logprobs(generation, choice.scored, codec),
                 **_choice_end(generation, choice.token_ids, choice.end),
             }
@@ -113,7 +125,12 @@ def chat_response(generation: Generation, choices: list[WholeChoice], codec: Tex
 def usage(generation: Generation, ends: list[ChoiceEnd]) -> Json:
     prompt_tokens = generation.num_prompt_tokens
     completion_tokens = sum(end.completion_tokens for end in ends)
+    details: Json = {}
+    if generation.request.reading.reasoning is not None:
+        reasoning_tokens = sum(end.reasoning_tokens for end in ends)
+        details = {"completion_tokens_details": {"reasoning_tokens": reasoning_tokens}}
     return {
+        **details,
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
@@ -134,19 +151,22 @@ class ChunkWriter:
         self._first = True
         self._weight_version = ""
         self._ends: list[ChoiceEnd] = []
+        self._num_calls: Counter[int] = Counter()
+        """Told so far, by choice."""
 
     def chunks(self, delta: ChoiceDelta) -> list[Json]:
-        """Text first, then, in a chunk of its own, how the choice ended. A chat stream starts with the role of every
-        choice."""
+        """What is said, then, in a chunk of its own, how the choice ended. The first has the tokens. A chat
+        stream starts with the role of every choice."""
         made: list[Json] = []
         if self._first:
             self._weight_version = delta.weight_version
             made += self._opening()
         rest = delta
-        if delta.text:
-            choice = self._choice(delta.index, self._content(delta.text), delta)
-            made.append(self._chunk(choice))
-            rest = replace(delta, text="", token_ids=[], scored=[])
+        contents = self._contents(delta)
+        if contents:
+            made.append(self._chunk(self._choice(delta.index, contents[0], delta)))
+            made += [self._chunk(self._choice(delta.index, content)) for content in contents[1:]]
+            rest = replace(delta, token_ids=[], scored=[])
         if rest.end is not None:
             self._ends.append(rest.end)
             chunk = self._chunk(self._last_choice(rest, rest.end))
@@ -156,7 +176,7 @@ class ChunkWriter:
     def _opening(self) -> list[Json]:
         if not self._chat:
             return []
-        content = {"role": "assistant", "content": ""}
+        content = opening_delta(self._generation.request.reading)
         num_choices = self._generation.request.num_choices
         return [self._chunk(self._choice(index, content)) for index in range(num_choices)]
 
@@ -174,8 +194,12 @@ class ChunkWriter:
     def _object(self) -> str:
         return "chat.completion.chunk" if self._chat else "text_completion"
 
-    def _content(self, text: str) -> Json:
-        return {"content": text} if self._chat else {"text": text}
+    def _contents(self, delta: ChoiceDelta) -> list[Json]:
+        if not self._chat:
+            return [{"text": delta.text}] if delta.text else []
+        contents = message_deltas(delta.said, self._num_calls[delta.index])
+        self._num_calls[delta.index] += len(delta.calls)
+        return contents
 
     def _choice(self, index: int, content: Json, delta: ChoiceDelta | None = None) -> Json:
         """delta: whose tokens come along."""

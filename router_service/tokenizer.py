@@ -4,7 +4,8 @@ Only `tokenizers` and jinja2 are used, so that an HTTP server starts in a fracti
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections import ChainMap
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -63,8 +64,11 @@ class TextCodec:
         entry: str | None = self._tokenizer.id_to_token(token_id)
         return entry or ""
 
-    def detokenizer(self) -> Detokenizer:
-        return Detokenizer(self._bytes_of_token)
+    def detokenizer(self, markers: Collection[str] = ()) -> Detokenizer:
+        """markers: special tokens that leave their text all the same."""
+        shown = {i: text.encode() for i, text in self._special.items() if text in markers}
+        table = self._bytes_of_token
+        return Detokenizer(ChainMap(shown, table) if shown else table)  # shown is not written to
 
     def token_bytes(self, token_id: int) -> bytes:
         """What a token stands for, special ones as they are written; empty for an id that is only padding."""
@@ -84,7 +88,7 @@ class TextCodec:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
-def _byte_table(tokenizer: Tokenizer) -> Mapping[int, bytes]:
+def _byte_table(tokenizer: Tokenizer) -> dict[int, bytes]:
     """Bytes by id; special tokens are left out, so that they leave no text."""
     added = tokenizer.get_added_tokens_decoder()
     special = {token_id for token_id, token in added.items() if token.special}

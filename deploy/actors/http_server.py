@@ -10,6 +10,7 @@ from deploy.cell_plan import CellPlan
 from router_service.api_keys import ApiKeys
 from router_service.http_server import BoundPorts, HttpServerOptions
 from router_service.http_server import HttpServer as HttpService
+from router_service.model_parsers import ParserNames
 
 UPDATE_WAITS = 4
 """An update of the weights waits for the end of a step, for the directory, for all ranks to read and for all to take,
@@ -48,6 +49,9 @@ class HttpServer:
                 api_keys=api_keys,
                 shares_ports=config.http.servers > 1,
                 weight_update_seconds=UPDATE_WAITS * config.cell.start_timeout_seconds,
+                parser_names=ParserNames(
+                    config.http.tool_call_parser, config.http.reasoning_parser
+                ),
             )
         )
 

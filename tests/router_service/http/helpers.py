@@ -99,3 +99,11 @@ def assert_serves(client: httpx.Client) -> None:
     """A plain request is answered."""
     response = client.post(COMPLETIONS, json=completion_body())
     assert response.status_code == 200, response.text
+
+
+def model_with_template(directory: Path, source: str) -> Path:
+    """The demo model's text files with another chat template."""
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (directory / name).symlink_to(DEMO_MODEL / name)
+    (directory / "chat_template.jinja").write_text(source)
+    return directory

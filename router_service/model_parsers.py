@@ -1,0 +1,74 @@
+"""Which tool calls and which reasoning a model writes: as configured, or as its chat template shows.
+
+The format of tool calls is the one in which the template's own rendering of a call can be read back.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from router_service.chat_template import ChatTemplate
+from router_service.reasoning import END_THINK, THINK
+from router_service.template_probes import PROBE_ARGUMENTS, PROBE_FUNCTION
+from router_service.tool_calls.call_format import CallFormat, WrittenCall, decode_json
+from router_service.tool_calls.deepseek import DEEPSEEK
+from router_service.tool_calls.hermes import HERMES
+from router_service.tool_calls.mistral import MISTRAL
+from router_service.tool_calls.parser import ToolCallParser
+
+ReasoningKind = Literal["deepseek_r1", "qwen3"]
+"""deepseek_r1: an answer begins with its reasoning, whether it writes the opening marker or not; qwen3: only if it, or
+the prompt, does. Where the prompt tells, both do the same."""
+
+_FORMATS = {"hermes": HERMES, "deepseek": DEEPSEEK, "mistral": MISTRAL}
+
+
+@dataclass(frozen=True)
+class ParserNames:
+    """As in the configuration."""
+
+    tool_calls: Literal["auto", "none", "hermes", "deepseek", "mistral"] = "auto"
+    reasoning: Literal["auto", "none", "deepseek_r1", "qwen3"] = "auto"
+
+
+BY_TEMPLATE = ParserNames()
+
+
+@dataclass(frozen=True)
+class ModelParsers:
+    """Names for logs, and what they stand for; None: none."""
+
+    call_format_name: str
+    reasoning: ReasoningKind | None
+
+    @property
+    def call_format(self) -> CallFormat | None:
+        return _FORMATS.get(self.call_format_name)
+
+
+def choose_parsers(names: ParserNames, template: ChatTemplate | None) -> ModelParsers:
+    calls = names.tool_calls
+    return ModelParsers(
+        call_format_name=_shown_format(template) if calls == "auto" else calls,
+        reasoning=_reasoning(names, template),
+    )
+
+
+def _shown_format(template: ChatTemplate | None) -> str:
+    shown = "" if template is None else template.traits.shown_call
+    return next((name for name, form in _FORMATS.items() if _reads_back(form, shown)), "none")
+
+
+def _reads_back(form: CallFormat, shown: str) -> bool:
+    parser = ToolCallParser(form, lambda call: True, lambda: "")
+    calls = (*parser.add(shown).calls, *parser.finish().calls)
+    written = [WrittenCall(call.name, call.arguments) for call in calls]
+    return [(call.name, decode_json(call.arguments)) for call in written] == [
+        (PROBE_FUNCTION, PROBE_ARGUMENTS)
+    ]
+
+
+def _reasoning(names: ParserNames, template: ChatTemplate | None) -> ReasoningKind | None:
+    if names.reasoning in ("deepseek_r1", "qwen3"):
+        return names.reasoning
+    source = "" if template is None or names.reasoning == "none" else template.source
+    return "qwen3" if THINK in source or END_THINK in source else None
