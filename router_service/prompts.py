@@ -125,10 +125,15 @@ def prompt_too_long(
 ) -> ContextLengthError:
     answer = ", of which at least one is for the answer" if needs_answer else ""
     return ContextLengthError(
-        f"{field}: the prompt has {size} and the context length is {max_model_len} tokens{answer}; "
+        f"{field}: {context_length_is(max_model_len)}{answer}, and the prompt has {size}; "
         "shorten the prompt",
         field=field,
     )
+
+
+def context_length_is(max_model_len: int) -> str:
+    """In OpenAI's words: clients know an overflow by them, and read the number (LiteLLM, agents that compact)."""
+    return f"this model's maximum context length is {max_model_len} tokens"
 
 
 def _is_integer(value: Any) -> bool:

@@ -52,8 +52,14 @@ StopAsSent = (
 
 class StreamOptions(Strict):
     include_usage: bool | None = None
-    continuous_usage_stats: OnlyFalse = None
+    continuous_usage_stats: bool | None = None
     include_obfuscation: OnlyFalse = None
+
+    @model_validator(mode="after")
+    def _usage_is_included(self) -> "StreamOptions":
+        if self.continuous_usage_stats and not self.include_usage:
+            raise at_field("continuous_usage_stats", "needs include_usage true")
+        return self
 
 
 class GenerationFields(SamplingFields):
@@ -122,6 +128,10 @@ class GenerationFields(SamplingFields):
     @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
 
     @property
     def max_tokens_field(self) -> str:

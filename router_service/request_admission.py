@@ -21,6 +21,7 @@ from router_service.prompts import (
     Prompt,
     TokenIdLimits,
     check_num_choices,
+    context_length_is,
     parse_prompts,
     prompt_fields,
     prompt_too_long,
@@ -54,6 +55,8 @@ class AdmittedRequest:
     stop: tuple[str, ...]
     stream: bool
     include_usage: bool
+    continuous_usage: bool
+    """Chunks tell the counts so far."""
     return_token_ids: bool
     routes: RouteSelection | None
     cache_salt: str | None
@@ -228,6 +231,7 @@ class RequestAdmission:
             stop=tuple(body.stop or ()),
             stream=bool(body.stream),
             include_usage=body.include_usage,
+            continuous_usage=body.continuous_usage,
             return_token_ids=bool(body.return_token_ids),
             routes=_route_selection(body),
             cache_salt=body.cache_salt,
@@ -247,9 +251,8 @@ class RequestAdmission:
             return room if default is None else min(default, room)
         if requested > room:
             raise ContextLengthError(
-                f"{name}: {num_prompt_tokens} prompt tokens and {name} "
-                f"{safe_text(requested)} do not fit the context length of {limit} tokens; "
-                f"ask for at most {room}",
+                f"{name}: {context_length_is(limit)}, which {num_prompt_tokens} prompt tokens and "
+                f"{name} {safe_text(requested)} do not fit; ask for at most {room}",
                 field=name,
             )
         return requested

@@ -18,6 +18,7 @@ from router_service.logprobs import (
 from router_service.routes_encoding import EncodedRoutes
 from router_service.said import Said, ToolCall, joined
 from router_service.tokenizer import TextCodec
+from router_service.usage_so_far import UsageSoFar
 
 Json = dict[str, Any]
 
@@ -153,6 +154,7 @@ class ChunkWriter:
         self._ends: list[ChoiceEnd] = []
         self._num_calls: Counter[int] = Counter()
         """Told so far, by choice."""
+        self._usage_so_far = UsageSoFar(generation.num_prompt_tokens)
 
     def chunks(self, delta: ChoiceDelta) -> list[Json]:
         """What is said, then, in a chunk of its own, how the choice ended. The first has the tokens. A chat
@@ -161,6 +163,7 @@ class ChunkWriter:
         if self._first:
             self._weight_version = delta.weight_version
             made += self._opening()
+        self._usage_so_far.take(delta)
         rest = delta
         contents = self._contents(delta)
         if contents:
@@ -225,7 +228,8 @@ class ChunkWriter:
         head = _head(self._generation, self._object, self._weight_version)
         chunk = {**head, "choices": [choice]}
         if self._generation.request.include_usage:
-            chunk["usage"] = None
+            continuous = self._generation.request.continuous_usage
+            chunk["usage"] = self._usage_so_far.counts() if continuous else None
         if self._first:
             self._first = False
             chunk.update(_prompt_ids(self._generation))

@@ -12,7 +12,7 @@ class Client:
     packages: tuple[str, ...]
     driver: str
     registry: Literal["pypi", "npm"] = "pypi"
-    deadline_seconds: float = 300.0
+    deadline_seconds: float = 900.0
     environment: tuple[tuple[str, str], ...] = ()
     """Variables that keep it from asking other hosts."""
 
@@ -21,4 +21,13 @@ class Client:
         return self.packages[0].replace("==", "@").rpartition("@")[2]
 
 
-CLIENTS = (Client("openai, Python", ("openai==3.57.0",), "openai_python.py"),)
+CLIENTS = (
+    Client("openai, Python", ("openai==3.57.0",), "openai_python.py"),
+    Client("openai, npm", ("openai@7.59.0",), "openai_node.mjs", registry="npm"),
+    Client(
+        "litellm",
+        ("litellm==1.110.2",),
+        "litellm_python.py",
+        environment=(("LITELLM_LOCAL_MODEL_COST_MAP", "True"),),
+    ),
+)

@@ -54,6 +54,8 @@ def test_one_token_more_is_refused_with_all_three_numbers(
 
 
 CHAT_ROOM = CONTEXT - len(tokens(render(chat_body()["messages"])))
+CONTEXT_LENGTH_IS = f"this model's maximum context length is {CONTEXT} tokens"
+"""By these words of OpenAI's, clients know what happened."""
 CHAT_LIMITS: list[tuple[dict[str, int], str]] = [
     ({"max_completion_tokens": CHAT_ROOM + 1}, "max_completion_tokens"),
     ({"max_completion_tokens": 1_000_000}, "max_completion_tokens"),
@@ -79,7 +81,8 @@ def test_a_chat_over_the_limit_names_the_field_that_was_sent(
     assert_error(response, 400, field)
     error = response.json()["error"]
     assert error["code"] == "context_length_exceeded"
-    assert error["message"].startswith(f"{field}: {CONTEXT - CHAT_ROOM} prompt tokens and {field} ")
+    size = f"{CONTEXT - CHAT_ROOM} prompt tokens and {field} "
+    assert error["message"].startswith(f"{field}: {CONTEXT_LENGTH_IS}, which {size}")
     assert error["message"].endswith(f"ask for at most {CHAT_ROOM}")
 
 
@@ -105,6 +108,7 @@ def test_a_prompt_that_leaves_no_room_is_refused(
     response = client.post(COMPLETIONS, json=body)
     assert_error(response, 400, "prompt")
     assert response.json()["error"]["code"] == "context_length_exceeded"
+    assert CONTEXT_LENGTH_IS in response.json()["error"]["message"]
     assert f"{length} tokens" in response.json()["error"]["message"]
 
 

@@ -1,3 +1,4 @@
+from itertools import accumulate
 from typing import Any
 
 import httpx
@@ -38,6 +39,25 @@ def test_chunks_before_the_usage_chunk_have_a_null_usage_and_one_choice(
     assert all(c["usage"] is None and len(c["choices"]) == 1 for c in chunks[:-1])
 
 
+@pytest.mark.parametrize("choices", [{}, {"n": 3}])
+@pytest.mark.parametrize(("path", "make_body"), ENDPOINTS)
+def test_continuous_usage_counts_what_was_told_and_ends_at_the_whole_usage(
+    path: str, make_body: Any, choices: dict[str, int], client: httpx.Client
+) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = make_body(max_tokens=5, stream=True, stream_options=options, **choices)
+    body["return_token_ids"] = True
+    *chunks, last = events(client.post(path, json=body))
+    told = accumulate(len(chunk["choices"][0].get("token_ids", [])) for chunk in chunks)
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts == list(told)
+    assert counts[-1] == last["usage"]["completion_tokens"] == 5 * choices.get("n", 1)
+    for chunk in chunks:
+        usage = chunk["usage"]
+        assert usage["prompt_tokens"] == last["usage"]["prompt_tokens"]
+        assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -46,6 +66,7 @@ def test_chunks_before_the_usage_chunk_have_a_null_usage_and_one_choice(
         {"stream_options": {}},
         {"stream_options": {"include_usage": False}},
         {"stream_options": {"include_usage": None}},
+        {"stream_options": {"continuous_usage_stats": False}},
     ],
 )
 @pytest.mark.parametrize(("path", "make_body"), ENDPOINTS)
