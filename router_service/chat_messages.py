@@ -1,6 +1,7 @@
 """Messages of a chat: what is supported of them, and how a chat template sees them."""
 
 import json
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
@@ -53,10 +54,12 @@ class FunctionCall(Strict):
 
     @model_validator(mode="after")
     def _arguments_are_an_object(self) -> "FunctionCall":
-        self.parsed_arguments()
+        _ = self.parsed_arguments
         return self
 
+    @cached_property
     def parsed_arguments(self) -> dict[str, Any]:
+        """Parsed once: deep ones may be too deep for a stack that is a little longer."""
         try:
             value = json.loads(self.arguments)
         except (ValueError, RecursionError):
@@ -69,6 +72,8 @@ class FunctionCall(Strict):
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError:
             raise at_field("arguments", "holds a lone surrogate") from None
+        except RecursionError:
+            raise at_field("arguments", "is nested too deeply") from None
         return value
 
 
@@ -159,6 +164,6 @@ def template_message(message: ChatMessage) -> dict[str, Any]:
 
 
 def _template_call(call: ToolCall) -> dict[str, Any]:
-    function = {"name": call.function.name, "arguments": call.function.parsed_arguments()}
+    function = {"name": call.function.name, "arguments": call.function.parsed_arguments}
     identity = {} if call.id is None else {"id": call.id}
     return {**identity, "type": call.type, "function": function}
