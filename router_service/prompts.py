@@ -125,14 +125,17 @@ def prompt_too_long(
 ) -> ContextLengthError:
     answer = ", of which at least one is for the answer" if needs_answer else ""
     return ContextLengthError(
-        f"{field}: {context_length_is(max_model_len)}{answer}, and the prompt has {size}; "
+        f"{field}: prompt is too long: it has {size}, and {context_length_is(max_model_len)}{answer}; "
         "shorten the prompt",
         field=field,
     )
 
 
 def context_length_is(max_model_len: int) -> str:
-    """In OpenAI's words: clients know an overflow by them, and read the number (LiteLLM, agents that compact)."""
+    """In OpenAI's words: clients know an overflow by them, and read the number (LiteLLM, agents that compact).
+
+    `prompt is too long` above are Anthropic's, which LangChain looks for too.
+    """
     return f"this model's maximum context length is {max_model_len} tokens"
 
 

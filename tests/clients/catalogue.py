@@ -30,4 +30,5 @@ CLIENTS = (
         "litellm_python.py",
         environment=(("LITELLM_LOCAL_MODEL_COST_MAP", "True"),),
     ),
+    Client("langchain-openai", ("langchain-openai==1.7.4",), "langchain_python.py"),
 )

@@ -109,6 +109,7 @@ def test_a_prompt_that_leaves_no_room_is_refused(
     assert_error(response, 400, "prompt")
     assert response.json()["error"]["code"] == "context_length_exceeded"
     assert CONTEXT_LENGTH_IS in response.json()["error"]["message"]
+    assert "prompt is too long" in response.json()["error"]["message"]
     assert f"{length} tokens" in response.json()["error"]["message"]
 
 
