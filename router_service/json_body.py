@@ -6,6 +6,7 @@ it would fail inside the tokenizer or while an answer is encoded.
 
 import json
 import re
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import numpy as np
@@ -18,8 +19,10 @@ _MAX_KEYS = 512
 _MAX_VALUES = 2**20
 """Of one body, nested ones too. Parsing holds the interpreter: text of any length takes milliseconds, values take time
 each. As token ids they are more than a context holds."""
+_MAX_DEPTH = 256
+"""Of nested values. What Python parses goes deeper, and fails wherever its own stack is a little longer."""
 _PIECE_BYTES = 2**20
-_QUOTE, _COMMA, _BRACKET, _BRACE = b'",[{'
+_QUOTE, _COMMA, _BRACKET, _BRACE, _END_BRACKET, _END_BRACE = b'",[{]}'
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -28,6 +31,7 @@ def parse_json_object(body: bytes) -> dict[str, Any]:
     """The object in `body`. Raises RequestError naming what is wrong and, for a string, the path of its field."""
     text = _decode(body)
     _check_num_values(body)
+    _check_depth(body)
     try:
         value = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_object)
     except RequestError:
@@ -84,17 +88,37 @@ def _check_num_values(body: bytes) -> None:
         )
 
 
+def _check_depth(body: bytes) -> None:
+    if body.count(b"[") + body.count(b"{") <= _MAX_DEPTH:
+        return
+    level = deepest = 0
+    for piece in _outside_strings(body):
+        opened = (piece == _BRACKET) | (piece == _BRACE)
+        closed = (piece == _END_BRACKET) | (piece == _END_BRACE)
+        levels = level + np.cumsum(opened.astype(np.int32) - closed)
+        deepest = max(deepest, int(levels.max(initial=0)))
+        level = int(levels[-1]) if len(levels) else level
+    if deepest > _MAX_DEPTH:
+        raise RequestError(
+            f"the body is nested too deeply: {deepest} values in one another; the limit is {_MAX_DEPTH}"
+        )
+
+
 def _num_marks_outside_strings(body: bytes) -> int:
-    """Right as far as the body is JSON: outside strings a quote begins one, and a backslash is none."""
+    marks = (_COMMA, _BRACKET, _BRACE)
+    return sum(int(np.count_nonzero(np.isin(p, marks))) for p in _outside_strings(body))
+
+
+def _outside_strings(body: bytes) -> Iterator[np.ndarray]:
+    """Its bytes without those of strings, piece by piece. Right as far as the body is JSON: outside strings a quote
+    begins one, and a backslash is none."""
     plain = body.replace(rb"\\", b"").replace(rb"\"", b"")  # pairs first, so that \\" is a quote
-    num_marks, inside = 0, False
+    inside = False
     for start in range(0, len(plain), _PIECE_BYTES):
         piece = np.frombuffer(plain, np.uint8)[start : start + _PIECE_BYTES]
         within = np.logical_xor.accumulate(piece == _QUOTE) ^ inside
-        is_mark = (piece == _COMMA) | (piece == _BRACKET) | (piece == _BRACE)
-        num_marks += int(np.count_nonzero(is_mark & ~within))
+        yield piece[~within]
         inside = bool(within[-1])
-    return num_marks
 
 
 def _refuse_constant(name: str) -> NoReturn:

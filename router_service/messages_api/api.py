@@ -25,7 +25,7 @@ class MessagesApi:
         parts = self._parts
         chat = chat_of(*own_part(MessagesBody, await parts.bodies.json(request), THE_CHATS))
         with chat.names.restored():
-            admitted = await parts.admission.chat(chat.body())
+            admitted = await parts.admission.read_chat(chat.body())
         generation = Generation(admitted, parts.model.name, "msg_", chat.names)
         return await parts.answering.answer(request, generation, MessagesForm(generation))
 

@@ -2,13 +2,17 @@
 
 from typing import Any, Literal
 
+import msgspec
+
 from router_service.choice_delta import ChoiceDelta, ChoiceEnd
 from router_service.error_shapes import anthropic_error_body
 from router_service.generation import Generation
 from router_service.responses import WholeChoice
+from router_service.said import Said, ToolCall
 from router_service.streaming import named_event
 
 Json = dict[str, Any]
+BlockKind = Literal["thinking", "text"]
 
 
 class MessagesForm:
@@ -17,14 +21,15 @@ class MessagesForm:
     def __init__(self, generation: Generation) -> None:
         self._generation = generation
         self._begun = False
-        self._in_text = False
+        self._block: BlockKind | None = None
+        self._num_blocks = 0
+        """Begun so far."""
         self._end: ChoiceEnd | None = None
 
     def whole(self, choices: list[WholeChoice]) -> Json:
         (choice,) = choices
-        content = [{"type": "text", "text": choice.text}] if choice.text else []
         return {
-            **self._message(content, choice.weight_version),
+            **self._message(_blocks(choice.said), choice.weight_version),
             **_stop(choice.end),
             "usage": self._usage(choice.end),
         }
@@ -32,20 +37,19 @@ class MessagesForm:
     def told(self, delta: ChoiceDelta) -> bytes:
         told = b"" if self._begun else self._start(delta.weight_version)
         self._begun = True
+        if delta.reasoning:
+            told += self._add("thinking", delta.reasoning)
         if delta.text:
-            if not self._in_text:
-                self._in_text = True
-                block = {"type": "text", "text": ""}
-                told += _event("content_block_start", index=0, content_block=block)
-            text = {"type": "text_delta", "text": delta.text}
-            told += _event("content_block_delta", index=0, delta=text)
+            told += self._add("text", delta.text)
+        for call in delta.calls:
+            told += self._leave_block() + self._call(call)
         if delta.end is not None:
             self._end = delta.end
         return told
 
     def closing(self) -> bytes:
         assert self._end is not None, "a generation tells how it ended"
-        told = _event("content_block_stop", index=0) if self._in_text else b""
+        told = self._leave_block()
         told += _event("message_delta", delta=_stop(self._end), usage=self._usage(self._end))
         return told + _event("message_stop")
 
@@ -63,6 +67,33 @@ class MessagesForm:
         message = self._message([], weight_version)
         unknown = {"stop_reason": None, "stop_sequence": None}
         return _event("message_start", message={**message, **unknown, "usage": counted})
+
+    def _add(self, kind: BlockKind, text: str) -> bytes:
+        told = b""
+        if self._block != kind:
+            told = self._leave_block() + self._begin_block(_text_block(kind, ""))
+            self._block = kind
+        return told + self._delta({"type": f"{kind}_delta", kind: text})
+
+    def _call(self, call: ToolCall) -> bytes:
+        """Calls are said whole; the arguments follow their name as a stream has it."""
+        begun = self._begin_block({**_tool_use(call), "input": {}})
+        told = self._delta({"type": "input_json_delta", "partial_json": call.arguments})
+        return begun + told + self._stop_block()
+
+    def _begin_block(self, block: Json) -> bytes:
+        self._num_blocks += 1
+        return _event("content_block_start", index=self._num_blocks - 1, content_block=block)
+
+    def _delta(self, delta: Json) -> bytes:
+        return _event("content_block_delta", index=self._num_blocks - 1, delta=delta)
+
+    def _leave_block(self) -> bytes:
+        left, self._block = self._block, None
+        return b"" if left is None else self._stop_block()
+
+    def _stop_block(self) -> bytes:
+        return _event("content_block_stop", index=self._num_blocks - 1)
 
     def _message(self, content: list[Json], weight_version: str) -> Json:
         return {
@@ -84,7 +115,28 @@ class MessagesForm:
         }
 
 
-StopReason = Literal["end_turn", "max_tokens", "stop_sequence"]
+def _blocks(said: Said) -> list[Json]:
+    thinking = [_text_block("thinking", said.reasoning)] if said.reasoning else []
+    text = [_text_block("text", said.text)] if said.text else []
+    return [*thinking, *text, *(_tool_use(call) for call in said.calls)]
+
+
+def _text_block(kind: BlockKind, text: str) -> Json:
+    """Nothing signs what was thought: whoever sends it back is believed."""
+    return {"type": kind, kind: text} | ({"signature": ""} if kind == "thinking" else {})
+
+
+def _tool_use(call: ToolCall) -> Json:
+    """The input is the JSON that the model wrote."""
+    return {
+        "type": "tool_use",
+        "id": call.id,
+        "name": call.name,
+        "input": msgspec.Raw(call.arguments.encode()),
+    }
+
+
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
 
 def _stop(end: ChoiceEnd) -> Json:
@@ -92,6 +144,8 @@ def _stop(end: ChoiceEnd) -> Json:
 
 
 def _stop_reason(end: ChoiceEnd) -> StopReason:
+    if end.finish_reason == "tool_calls":
+        return "tool_use"
     if end.stop_string is not None:
         return "stop_sequence"
     return "max_tokens" if end.finish_reason == "length" else "end_turn"

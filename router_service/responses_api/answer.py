@@ -1,15 +1,13 @@
-"""Objects of /v1/responses: what is the same whether an answer is told whole or as events. Pure."""
+"""The object of /v1/responses, the same whether an answer is told whole or as events. Pure."""
 
-from typing import Any, Literal
+from typing import Any
 
 from router_service.choice_delta import ChoiceEnd
 from router_service.generation import Generation
-from router_service.logprobs import ScoredToken, chat_logprobs
 from router_service.responses_api.body import ResponsesBody
-from router_service.tokenizer import TextCodec
+from router_service.responses_api.items import ItemStatus
 
 Json = dict[str, Any]
-ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
 def response_object(
@@ -38,9 +36,9 @@ def response_object(
         "max_output_tokens": body.max_output_tokens,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
-        "tools": [tool.model_dump() for tool in body.tools or ()],
+        "tools": [dict(tool) for tool in body.tools or ()],
         "tool_choice": _tool_choice(body),
-        "parallel_tool_calls": True,
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
         "text": {"format": (body.text and body.text.format) or {"type": "text"}},
         "reasoning": {"effort": body.reasoning and body.reasoning.effort, "summary": None},
         "top_logprobs": body.top_logprobs or 0,
@@ -50,35 +48,6 @@ def response_object(
         "previous_response_id": None,
         "metadata": {},
     }
-
-
-def message_item(generation: Generation, status: ItemStatus, content: list[Json]) -> Json:
-    return {
-        "id": item_id(generation),
-        "type": "message",
-        "status": status,
-        "role": "assistant",
-        "content": content,
-    }
-
-
-def item_id(generation: Generation) -> str:
-    return f"msg_{generation.token}"
-
-
-def text_part(text: str, logprobs: list[Json]) -> Json:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
-
-
-def token_logprobs(
-    generation: Generation, scored: list[ScoredToken], codec: TextCodec
-) -> list[Json]:
-    """Empty unless they were asked for."""
-    num_logprobs = generation.request.num_logprobs
-    if num_logprobs is None:
-        return []
-    entries: list[Json] = chat_logprobs(scored, codec, with_top=num_logprobs > 0)["content"]
-    return entries
 
 
 def item_status(end: ChoiceEnd) -> ItemStatus:
@@ -109,6 +78,6 @@ def _usage(generation: Generation, end: ChoiceEnd) -> Json:
             "replayed_tokens": end.replayed_tokens,
         },
         "output_tokens": end.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": end.reasoning_tokens},
         "total_tokens": num_prompt_tokens + end.completion_tokens,
     }

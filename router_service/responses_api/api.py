@@ -20,7 +20,7 @@ class ResponsesApi:
         body, passed = own_part(ResponsesBody, await parts.bodies.json(request), THE_CHATS)
         chat = chat_of(body, passed)
         with chat.names.restored():
-            admitted = await parts.admission.chat(chat.body())
+            admitted = await parts.admission.read_chat(chat.body())
         generation = Generation(admitted, parts.model.name, "resp_", chat.names)
         form = ResponsesForm(generation, body, parts.model.text.codec)
         return await parts.answering.answer(request, generation, form)

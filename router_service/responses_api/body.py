@@ -24,7 +24,6 @@ THE_CHATS = (
     "user",
     "metadata",
     "service_tier",
-    "parallel_tool_calls",
     "prompt_cache_key",
     "prompt_cache_retention",
     "safety_identifier",
@@ -172,6 +171,7 @@ class ResponsesBody(Strict):
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     tools: list[FunctionTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = None
+    parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
     include: list[Literal["message.output_text.logprobs"]] | None = None

@@ -90,6 +90,7 @@ def _fields(body: ResponsesBody) -> tuple[Json, dict[str, str]]:
         "max_completion_tokens": body.max_output_tokens,
         "tools": None if body.tools is None else [_tool(tool) for tool in body.tools],
         "tool_choice": _tool_choice(body.tool_choice),
+        "parallel_tool_calls": body.parallel_tool_calls,
         "response_format": None if text is None else _response_format(text.format),
         "verbosity": None if text is None else text.verbosity,
         "reasoning_effort": None if reasoning is None else reasoning.effort,
@@ -101,8 +102,17 @@ def _fields(body: ResponsesBody) -> tuple[Json, dict[str, str]]:
 
 
 def _tool(tool: FunctionTool) -> Json:
-    given = tool.model_dump(exclude={"type"}, exclude_none=True)
-    return {"type": "function", "function": given}
+    return {"type": "function", "function": _given(tool)}
+
+
+def _given(tool: FunctionTool) -> Json:
+    fields = {
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": tool.parameters,
+        "strict": tool.strict,
+    }
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _tool_choice(choice: str | NamedFunction | None) -> Any:

@@ -230,3 +230,31 @@ def test_a_number_beyond_floats_is_refused(client: httpx.Client) -> None:
         COMPLETIONS, content=b'{"model": "demo", "prompt": "a", "temperature": 1e999}'
     )
     assert_error(response, 400, "temperature")
+
+
+def nested(depth: int) -> str:
+    return "[" * depth + "]" * depth
+
+
+@pytest.mark.parametrize("depth", [3, 250, 256, 300, 900, 990, 1000, 5_000, 100_000])
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"model": "demo", "prompt": "x", "logit_bias": %s}',
+        '{"model": "demo", "input": "x", "tools": [{"type": "function", "name": "f", "parameters": {"a": %s}}]}',
+        '{"model": "demo", "max_tokens": 1, "messages": [{"role": "user", "content": "x"},'
+        '{"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {"a": %s}}]},'
+        '{"role": "user", "content": "x"}]}',
+    ],
+)
+def test_a_body_of_any_depth_is_answered(depth: int, body: str, client: httpx.Client) -> None:
+    path = {"prompt": COMPLETIONS, "input": "/v1/responses"}.get(body.split('"')[5], "/v1/messages")
+    response = client.post(path, content=body % nested(depth))
+    assert response.status_code in (200, 400), response.text
+    if depth >= 256:
+        assert "nested too deeply" in response.text
+
+
+def test_brackets_in_strings_are_no_depth(client: httpx.Client) -> None:
+    body = completion_body(prompt='["{' * 20, user="[" * 1_000, max_tokens=1)
+    assert client.post(COMPLETIONS, json=body).status_code == 200

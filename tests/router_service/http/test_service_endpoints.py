@@ -76,7 +76,7 @@ def test_a_model_name_with_a_slash_is_served() -> None:
     [
         ("GET", "/", 404),
         ("GET", "/docs", 404),
-        ("GET", "/openapi.json", 404),
+        ("POST", "/openapi.json", 405),
         ("GET", "/v1", 404),
         ("POST", "/v1/nope", 404),
         ("POST", "/v1/completions/", 404),
