@@ -196,8 +196,8 @@ class OutputDelta(msgspec.Struct, frozen=True):
     weight_version: str = ""
     """Of the weights that computed what this says (`cluster.namespace.weight_version`)."""
     routes: RoutePart | None = None
-    """If `return_routes`: those after the part before, at least one part and all that are asked before `completion`. After
-    a stop string there may be some of tokens behind it."""
+    """If `return_routes`: those after the part before, at least one part and all that are asked before `completion`.
+    After a stop string there may be some of tokens behind it."""
 
 
 class OutputBatch(msgspec.Struct, frozen=True, tag=True):
