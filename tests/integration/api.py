@@ -27,7 +27,7 @@ class CellApi:
 
     def __init__(self, base_url: str, admin_url: str) -> None:
         self.base_url = base_url
-        self._admin_url = admin_url
+        self.admin_url = admin_url
         self.http = httpx.Client(timeout=TIMEOUT_SECONDS)
 
     def __enter__(self) -> Self:
@@ -59,18 +59,18 @@ class CellApi:
         return pieces
 
     def evict(self, part: str) -> Any:
-        answer = self.http.post(f"{self._admin_url}/admin/evict", json={"part": part})
+        answer = self.http.post(f"{self.admin_url}/admin/evict", json={"part": part})
         assert answer.status_code == 200, answer.text
         return answer.json()
 
     def features(self, **states: bool) -> Any:
         """All of them after the switch."""
-        answer = self.http.post(f"{self._admin_url}/admin/features", json=states)
+        answer = self.http.post(f"{self.admin_url}/admin/features", json=states)
         assert answer.status_code == 200, answer.text
         return answer.json()
 
     def status(self) -> Any:
-        return self.http.get(f"{self._admin_url}/admin/status").json()
+        return self.http.get(f"{self.admin_url}/admin/status").json()
 
     def metrics(self) -> MetricValues:
         return {
