@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from cluster.errors import ConfigError
+from cluster.scores import SCORE_BYTES
 from cluster.types import Rank
 from deploy.bench import store
 from deploy.bench.call_times import CallClock, CallTime
@@ -34,7 +35,7 @@ def filled(request: pytest.FixtureRequest) -> FilledStore:
 
 
 def test_the_store_is_full_of_routes_and_scores_and_stays_so(filled: FilledStore) -> None:
-    full = (NUM_BLOCKS * BLOCK_SIZE * 80, NUM_BLOCKS * BLOCK_SIZE * 12)
+    full = (NUM_BLOCKS * BLOCK_SIZE * 80, NUM_BLOCKS * BLOCK_SIZE * SCORE_BYTES)
     stats = filled.store.stats()
     assert (stats.route_bytes, stats.score_bytes) == full
 

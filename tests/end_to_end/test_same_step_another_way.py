@@ -53,7 +53,7 @@ def test_the_served_worker_answers_with_the_bytes_of_the_observed_one(ep_size: i
 def answer_of(harness: EngineHarness) -> RequestRun:
     generation = harness.generate("r", PROMPT, 8)
     assert generation.completion is not None
-    return RequestRun(PROMPT, generation.token_ids, generation.completion, chunks=[])
+    return RequestRun(PROMPT, generation.token_ids, generation.completion, generation.routes, [])
 
 
 class Repeating:

@@ -145,6 +145,7 @@ class EngineHarness:
             weights=ServedWeights(fingerprint, make_namespace),
             draw_seed=lambda: 7,
         )
+        self.fingerprint = fingerprint
         self.generations: dict[str, Generation] = {}
 
     def submit(self, request_id: str, prompt: list[int], max_tokens: int, **fields: Any) -> None:

@@ -18,6 +18,7 @@ from deploy.engine_side import make_store, served_shapes, start_compiler
 from deploy.planning import plan_cell
 from router_service.engine_service import EngineService
 from router_service.http_server import HttpServer, HttpServerOptions
+from router_service.served_checkpoint import ServedCheckpoint
 from tests.helpers.cells import LOOPBACK, START_SECONDS, CellOptions, run_rank
 from tests.helpers.content_cell import Client
 from tests.helpers.served import eventually
@@ -40,6 +41,7 @@ def http_cell(model_dir: Path, *, ep_size: int = 1) -> Iterator[httpx.Client]:
         served_shapes(plan),
         store=make_store(plan),
         compiler=start_compiler(plan),
+        checkpoint=ServedCheckpoint(plan.model_dir, plan.spec, plan.dtype),
         host=LOOPBACK,
     )
     with ExitStack() as stack:

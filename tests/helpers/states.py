@@ -17,10 +17,10 @@ import numpy.typing as npt
 
 from cluster.messages import Completion
 from cluster.routes import ExpertRoutes
-from cluster.types import Namespace, Rank
+from cluster.types import Rank
 from router_service.clients import Workers
 from tests.helpers.cells import CellOptions, RunningRanks, running_ranks
-from tests.helpers.engines import EngineHarness
+from tests.helpers.engines import EngineHarness, make_namespace
 from tests.helpers.observation import LogitRows, Observations, build_observed_worker
 
 State = Literal[
@@ -184,7 +184,7 @@ class Bench:
         block_ids = store.allocate(Rank(0), num_blocks)
         assert block_ids is not None
         full = routes.slice(0, num_blocks * BLOCK_SIZE)
-        lease = store.acquire(Namespace(f"model/None/{salt}"), tokens, 0)
+        lease = store.acquire(make_namespace(self.harness.fingerprint, None, salt), tokens, 0)
         publication = store.publish(lease, Rank(0), tokens, 0, block_ids, full)
         assert publication.outcomes == ("added",) * num_blocks
         store.release(lease)

@@ -350,7 +350,8 @@ def _scores_of(namespace: Namespace, token_ids: Tokens, start: int, end: int) ->
     for place in range(end - start):
         prefix = (namespace, token_ids[: start + place + 1])
         digest = zlib.crc32(repr(prefix).encode())
-        scores.rows[place] = -(digest % 1000) / 8, digest % 97, -(digest % 10) / 8
+        rank = 1 + digest % 7
+        scores.rows[place] = -(digest % 1000) / 8, rank, digest % 97, -(digest % 10) / 8
     return scores
 
 

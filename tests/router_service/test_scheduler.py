@@ -102,7 +102,7 @@ class Cell:
             if not chunk.replays:
                 self._late.append((step_id, chunk))
             if chunk.samples:
-                chunk.request.append_token(NEXT_TOKEN, columns_of([(-1.0, NEXT_TOKEN, -1.0)]))
+                chunk.request.append_token(NEXT_TOKEN, columns_of([(-1.0, 1, NEXT_TOKEN, -1.0)]))
         if not routes_late:
             self.routes_arrive()
         for chunk in schedule.chunks:
