@@ -11,6 +11,7 @@ PointsmanError
 │   ├── RankLostError      names the rank
 │   ├── WeightsChangedError  the weights were exchanged before the answer was complete
 │   └── DeadlineError      a wait that ended without its answer; names who is missing
+├── GrammarError           a grammar, or a tokenizer, with which no output can be structured
 ├── PlanError              routes of which no dispatch plan can be made; their tokens travel without one
 ├── RouteReplayError       routes that cannot be replayed in a trainer's model, or recorded from it
 ├── WireError              bytes that are not a message of this protocol version
@@ -69,6 +70,10 @@ class WeightsChangedError(CellError):
 
 class DeadlineError(CellError):
     """A wait passed its deadline; the message names who did not answer."""
+
+
+class GrammarError(PointsmanError):
+    """No token can be chosen by this grammar, or by any with this tokenizer."""
 
 
 class PlanError(PointsmanError):

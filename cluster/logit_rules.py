@@ -9,6 +9,9 @@ class LogitRules(msgspec.Struct, frozen=True):
     Ids are in range and distinct; numbers are finite. The rules may leave no id only by `bad_words` of several ids.
     """
 
+    grammar: str | None = None
+    """As `cluster.grammar.grammar_text` makes it: only ids are sampled that keep the output within it. There are no
+    `allowed_token_ids` and no `bad_words` then."""
     allowed_token_ids: tuple[int, ...] | None = None
     """Nothing else is sampled; None: any."""
     bad_words: tuple[tuple[int, ...], ...] = ()
@@ -31,7 +34,11 @@ class LogitRules(msgspec.Struct, frozen=True):
     def reads_output(self) -> bool:
         """The token depends on those that were generated before it."""
         return bool(
-            self.reads_prompt or self.frequency_penalty or self.presence_penalty or self.bad_words
+            self.reads_prompt
+            or self.frequency_penalty
+            or self.presence_penalty
+            or self.bad_words
+            or self.grammar is not None
         )
 
 

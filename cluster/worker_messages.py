@@ -209,6 +209,13 @@ class SentTraffic(msgspec.Struct, frozen=True):
     bytes: int
 
 
+class SequenceFailure(msgspec.Struct, frozen=True):
+    """A sequence that cannot go on, through nobody's fault but its own."""
+
+    seq_id: int
+    reason: str
+
+
 class StepResult(msgspec.Struct, frozen=True, tag=True):
     """One rank's answer. `seq_ids` and `token_ids` are the sampled tokens, in the descriptor's order."""
 
@@ -227,6 +234,8 @@ class StepResult(msgspec.Struct, frozen=True, tag=True):
     scores: ScoreColumns
     """Of `token_ids`."""
     timings: StepTimings
+    failures: list[SequenceFailure] = []
+    """Sequences without a token that end with an error; what they have computed is right."""
 
 
 class LoadFailure(msgspec.Struct, frozen=True):

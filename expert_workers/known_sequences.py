@@ -1,50 +1,75 @@
 """What a rank knows of the sequences that it samples for: their parameters and, where rules look back, their tokens."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from cluster.worker_messages import KnownTokens, SequenceStart
+from cluster.errors import GrammarError
+from cluster.grammar import GrammarCompiler, GrammarState
+from cluster.worker_messages import KnownTokens, SequenceFailure, SequenceStart
 from expert_workers.inputs_from_step import Chunk, Int32Array, StepRefusedError
 from expert_workers.logit_rules import NO_PAST, PastTokens
-from expert_workers.sampler import RowSampling
+from expert_workers.sampler import BoolArray, RowSampling
+
+
+@dataclass
+class _Known:
+    start: SequenceStart
+    history: "TokenHistory | None" = None
+    grammar: GrammarState | None = None
+    failure: str | None = None
+    """Why it cannot go on."""
 
 
 class KnownSequences:
     """Owner of all that was told of them. Tokens are kept by position, so a step that is issued again adds nothing."""
 
-    def __init__(self) -> None:
-        self._starts: dict[int, SequenceStart] = {}
-        self._histories: dict[int, TokenHistory] = {}
+    def __init__(self, grammars: GrammarCompiler | GrammarError) -> None:
+        """grammars: or why there are none on this rank."""
+        self._grammars = grammars
+        self._known: dict[int, _Known] = {}
 
     def start(self, start: SequenceStart) -> None:
-        self._starts[start.seq_id] = start
+        known = _Known(start)
         if start.known is not None:
-            self._histories[start.seq_id] = TokenHistory(start.known)
+            known.history = TokenHistory(start.known)
+        if start.rules.grammar is not None:
+            try:
+                known.grammar = self._compiled(start.rules.grammar)
+            except GrammarError as error:
+                known.failure = _reason(error)
+        self._known[start.seq_id] = known
 
     def end(self, seq_ids: Sequence[int]) -> None:
         """Forgets them; unknown ones are none of this rank's."""
         for seq_id in seq_ids:
-            self._starts.pop(seq_id, None)
-            self._histories.pop(seq_id, None)
+            self._known.pop(seq_id, None)
 
     def __contains__(self, seq_id: int) -> bool:
-        return seq_id in self._starts
+        return seq_id in self._known
 
     def num_top_logprobs(self, seq_id: int) -> int:
-        return self._starts[seq_id].num_top_logprobs
+        return self._known[seq_id].start.num_top_logprobs
+
+    def failures(self, seq_ids: Sequence[int]) -> list[SequenceFailure]:
+        """Of those that have no next token, whatever `row_sampling` said."""
+        reasons = [(seq_id, self._known[seq_id].failure) for seq_id in seq_ids]
+        return [SequenceFailure(seq_id, why) for seq_id, why in reasons if why is not None]
 
     def note(self, chunk: Chunk) -> None:
         """The chunk's tokens are known from now on. Raises StepRefusedError where some before them are not."""
-        history = self._histories.get(chunk.seq_id)
-        if history is not None:
-            history.note(chunk)
+        known = self._known.get(chunk.seq_id)
+        if known is not None and known.history is not None:
+            known.history.note(chunk)
 
     def row_sampling(self, chunk: Chunk) -> RowSampling:
         """Of the token after the chunk, which `note` has had."""
-        start = self._starts[chunk.seq_id]
-        history = self._histories.get(chunk.seq_id)
-        is_barred = chunk.end_position < start.barred_before
+        known = self._known[chunk.seq_id]
+        start, history = known.start, known.history
+        past = NO_PAST if history is None else history.before(chunk.end_position)
+        grammar_ids = _grammar_ids(known, past)
+        barred = start.barred_token_ids if chunk.end_position < start.barred_before else ()
         return RowSampling(
             temperature=start.temperature,
             top_p=start.top_p,
@@ -53,10 +78,40 @@ class KnownSequences:
             position=chunk.end_position,
             top_k=start.top_k,
             min_p=start.min_p,
-            barred_token_ids=start.barred_token_ids if is_barred else (),
+            barred_token_ids=barred if _leave_some(barred, grammar_ids) else (),
             rules=start.rules,
-            past=NO_PAST if history is None else history.before(chunk.end_position),
+            past=past,
+            grammar_ids=grammar_ids,
         )
+
+    def _compiled(self, grammar: str) -> GrammarState:
+        if isinstance(self._grammars, GrammarError):
+            raise GrammarError(str(self._grammars))
+        return self._grammars.start(grammar)
+
+
+def _grammar_ids(known: _Known, past: PastTokens) -> BoolArray | None:
+    """None without a grammar, and where it has failed."""
+    if known.grammar is None or known.failure is not None:
+        return None
+    try:
+        return known.grammar.allowed_after(past.output)
+    except GrammarError as error:
+        known.failure = _reason(error)
+        return None
+
+
+def _leave_some(barred: tuple[int, ...], grammar_ids: BoolArray | None) -> bool:
+    """Where a grammar lets nothing else come, its end comes though it is barred."""
+    if grammar_ids is None or not barred:
+        return True
+    left = grammar_ids.copy()
+    left[list(barred)] = False
+    return bool(left.any())
+
+
+def _reason(error: GrammarError) -> str:
+    return f"structured output cannot go on: {error}"
 
 
 class TokenHistory:

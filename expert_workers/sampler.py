@@ -15,14 +15,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from cluster.logit_rules import NO_RULES, LogitRules
 from expert_workers.logit_rules import NO_PAST, PastTokens, apply_rules
 
+BoolArray = npt.NDArray[np.bool_]
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False)
 class RowSampling:
     """How one row is drawn. temperature 0 is greedy; 0 < top_p ≤ 1; seed: any int of 64 bits; top_k ≥ 1, None: of all
     ids; 0 ≤ min_p ≤ 1.
@@ -30,6 +33,7 @@ class RowSampling:
     position: of the sampled token in its sequence
     barred_token_ids: not sampled; distinct, in range and not the whole vocabulary
     past: the tokens before it that the rules look at
+    grammar_ids: [V] True for ids that the rules' grammar lets come; None: without one
     """
 
     temperature: float
@@ -42,6 +46,7 @@ class RowSampling:
     barred_token_ids: tuple[int, ...] = ()
     rules: LogitRules = NO_RULES
     past: PastTokens = NO_PAST
+    grammar_ids: BoolArray | None = None
 
 
 @dataclass(frozen=True)
@@ -79,8 +84,17 @@ def _under_rules(logits: Tensor, rows: Sequence[RowSampling]) -> Tensor:
         return logits
     changed = logits.clone()
     for index in ruled:
-        changed[index] = apply_rules(logits[index], rows[index].rules, rows[index].past)
+        changed[index] = _row_under_rules(logits[index], rows[index])
     return changed
+
+
+def _row_under_rules(logits: Tensor, row: RowSampling) -> Tensor:
+    """logits: [V], which stay as they are."""
+    changed = apply_rules(logits, row.rules, row.past)
+    if row.grammar_ids is None:
+        return changed
+    allowed = torch.from_numpy(row.grammar_ids).to(logits.device)
+    return changed.masked_fill_(~allowed, -math.inf)
 
 
 def _without_barred(logits: Tensor, rows: Sequence[RowSampling]) -> Tensor:

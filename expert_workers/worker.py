@@ -89,7 +89,9 @@ class ExpertWorker:
         dispatcher: LoadCountingDispatcher,
         plans: PlanCache,
         group: EpGroup | None,
+        sequences: KnownSequences,
     ) -> None:
+        """sequences: none known yet."""
         self.rank = rank
         self.identity = identity
         """As it was started; `weights` may have been exchanged since."""
@@ -102,7 +104,7 @@ class ExpertWorker:
         self._group = group
         self._stopwatch = Stopwatch()
         self._inputs = InputsBuilder(kv_pool.block_size, spec.route_shape, kv_pool.rows.device)
-        self._sequences = KnownSequences()
+        self._sequences = sequences
         self._route_chunks: dict[int, RouteChunk] = {}
         self._limits = StepLimits(
             ep_size=identity.ep_size,
@@ -236,8 +238,11 @@ class ExpertWorker:
         poisoned: list[int],
         forward_seconds: float,
     ) -> StepResult:
-        """Poisoned sequences have no token: none would mean anything."""
-        rows = [r for r, chunk in enumerate(work.sampled) if chunk.seq_id not in poisoned]
+        """Poisoned sequences and those that failed have no token: none would mean anything."""
+        sound = [chunk.seq_id for chunk in work.sampled if chunk.seq_id not in poisoned]
+        failures = self._sequences.failures(sound)
+        dropped = {*poisoned, *(failure.seq_id for failure in failures)}
+        rows = [r for r, chunk in enumerate(work.sampled) if chunk.seq_id not in dropped]
         rows.sort(key=lambda row: work.sampled[row].index)
         seq_ids = [work.sampled[row].seq_id for row in rows]
         token_ids = [drawn.token_ids[row] for row in rows]
@@ -261,6 +266,7 @@ class ExpertWorker:
                 experts=self._stopwatch.seconds("experts"),
                 combine=self._stopwatch.seconds("combine"),
             ),
+            failures=failures,
         )
 
     def _prompt_scores(self, work: _StepWork, hidden: Tensor) -> list[tuple[Chunk, ScoreColumns]]:

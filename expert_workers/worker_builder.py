@@ -6,7 +6,8 @@ from pathlib import Path
 import torch
 from torch._C._distributed_c10d import Store
 
-from cluster.errors import ConfigError
+from cluster.errors import ConfigError, GrammarError
+from cluster.grammar import GrammarCompiler, load_grammar_compiler
 from cluster.model_config.read import read_model_spec
 from cluster.model_spec import ComputeDtype, ModelSpec
 from cluster.namespace import model_fingerprint
@@ -20,6 +21,7 @@ from expert_workers.dispatch.local import LocalDispatcher
 from expert_workers.dispatch.negotiated import NegotiatedDispatcher
 from expert_workers.ep_group import EpGroup, GroupOptions, connect_store, join_group
 from expert_workers.exchange.base import Exchange
+from expert_workers.known_sequences import KnownSequences
 from expert_workers.kv_pool import KVPool
 from expert_workers.model.numerics import DeterministicNumerics, FastNumerics, Numerics
 from expert_workers.model.transformer import Transformer
@@ -110,7 +112,18 @@ def build_expert_worker(
             exchange,
         ),
         group=group,
+        sequences=KnownSequences(grammar_compiler(options, spec)),
     )
+
+
+def grammar_compiler(options: WorkerOptions, spec: ModelSpec) -> GrammarCompiler | GrammarError:
+    """Or why the model has none: a rank needs a tokenizer for structured output alone."""
+    try:
+        return load_grammar_compiler(
+            options.model_dir, vocab_size=spec.vocab_size, eos_token_ids=spec.eos_token_ids
+        )
+    except GrammarError as error:
+        return error
 
 
 def expert_placement(options: WorkerOptions, spec: ModelSpec) -> ExpertPlacement:

@@ -58,7 +58,6 @@ OneNumber = Annotated[Any, one_of(None, 1, 1.0)]
 OnlyFalse = Annotated[Any, one_of(None, False)]
 OnlyTrue = Annotated[Any, one_of(None, True)]
 NullOrEmptyObject = Annotated[Any, one_of(None, {})]
-PlainText = Annotated[Any, one_of(None, {"type": "text"})]
 
 
 class Strict(BaseModel):

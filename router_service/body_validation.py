@@ -10,6 +10,8 @@ from router_service.body_fields import UNION_TAGS, Strict
 from router_service.json_body import field_path
 from router_service.openai_errors import safe_text
 
+_OUR_KINDS = ("unsupported", "field", "field_count", "empty_stop", "empty_word")
+"""Errors whose message is ours as it is."""
 B = TypeVar("B", bound=Strict)
 
 
@@ -71,6 +73,6 @@ def _message(details: ErrorDetails) -> str:
         )
     if kind in ("model_type", "model_attributes_type", "dict_type"):
         return f"must be an object, got {given}"
-    if kind in ("unsupported", "field", "empty_stop", "empty_word"):
+    if kind in _OUR_KINDS:
         return details["msg"]
     return f"{details['msg'][:1].lower()}{details['msg'][1:]}, got {given}"

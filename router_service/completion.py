@@ -4,6 +4,11 @@ from cluster.messages import Completion
 from cluster.types import FinishReason
 from router_service.request import Request
 
+NOT_FINITE = (
+    "the model produced a value that is not finite for this request (router logits or "
+    "logits hold NaN or infinity); nothing of it was stored"
+)
+
 
 def completion_of(request: Request, reason: FinishReason, *, again: bool = False) -> Completion:
     """again: see Completion."""

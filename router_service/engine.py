@@ -14,7 +14,7 @@ from cluster.scores import ScoreColumns
 from cluster.types import EvictTarget, FinishReason, SeqId, StepId
 from cluster.worker_messages import StepDescriptor, StepResult
 from router_service.answer import Answer
-from router_service.completion import completion_of
+from router_service.completion import NOT_FINITE, completion_of
 from router_service.engine_limits import EngineLimits
 from router_service.engine_parts import EngineParts
 from router_service.publisher import Publisher
@@ -154,7 +154,7 @@ class Engine:
         requests = list(self._requests.values())
         for request in requests:
             request.error = reason
-            self._emit(request, "error")
+            self._tell(request, [], completion=completion_of(request, "error"))
         # apart, so that all errors are there whatever state the rest is in
         for request in requests:
             self._forget(request, "error")
@@ -308,6 +308,8 @@ class Engine:
         for result in results:
             for seq_id in result.poisoned_seq_ids:
                 self._poison(self._by_seq_id[SeqId(seq_id)])
+            for failure in result.failures:
+                self._fail(self._by_seq_id[SeqId(failure.seq_id)], failure.reason)
             sampled = zip(result.seq_ids, result.token_ids, result.scores.split(), strict=True)
             for seq_id, token_id, score in sampled:
                 self._accept(self._by_seq_id[SeqId(seq_id)], token_id, score)
@@ -335,10 +337,10 @@ class Engine:
 
     def _poison(self, request: Request) -> None:
         request.publishing = False
-        request.error = (
-            "the model produced a value that is not finite for this request (router logits or "
-            "logits hold NaN or infinity); nothing of it was stored"
-        )
+        self._fail(request, NOT_FINITE)
+
+    def _fail(self, request: Request, reason: str) -> None:
+        request.error = reason
         self._retire(request, "error")
 
     def _retire(self, request: Request, reason: FinishReason) -> None:
@@ -398,11 +400,8 @@ class Engine:
     def _complete(self, request: Request) -> None:
         reason = request.finish_reason
         assert reason is not None
-        self._emit(request, reason)
-        self._drop(request, reason)
-
-    def _emit(self, request: Request, reason: FinishReason) -> None:
         self._tell(request, [], completion=completion_of(request, reason))
+        self._drop(request, reason)
 
     def _tell(
         self,

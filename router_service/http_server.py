@@ -72,6 +72,7 @@ class HttpServer:
         """Loads the tokenizer and what belongs to it. Raises CheckpointError."""
         self._options = options
         self._model = ServedModel(
+            model_dir=options.model_dir,
             name=options.served_model_name,
             max_model_len=options.max_model_len,
             vocab_size=options.vocab_size,

@@ -17,12 +17,12 @@ from router_service.body_fields import (
     OneNumber,
     OnlyFalse,
     OnlyTrue,
-    PlainText,
     Strict,
     at_field,
     one_of,
 )
 from router_service.chat_messages import ChatMessage, refuse_too_many_messages
+from router_service.grammar_fields import GrammarFields
 from router_service.openai_errors import safe_text
 from router_service.prompts import PROMPTS
 from router_service.sampling_fields import SamplingFields
@@ -62,7 +62,7 @@ class StreamOptions(Strict):
         return self
 
 
-class GenerationFields(SamplingFields):
+class GenerationFields(SamplingFields, GrammarFields):
     """What both endpoints share."""
 
     model: str
@@ -86,10 +86,7 @@ class GenerationFields(SamplingFields):
     cache_salt: Annotated[str, Field(min_length=1)] | None = None
     priority: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
 
-    # OpenAI's, at their neutral values only
-    response_format: PlainText = None
-
-    # vLLM's, likewise
+    # vLLM's, at their neutral values only
     length_penalty: OneNumber = None
     include_stop_str_in_output: OnlyFalse = None
     use_beam_search: OnlyFalse = None
@@ -97,11 +94,6 @@ class GenerationFields(SamplingFields):
     spaces_between_special_tokens: OnlyTrue = None
     truncate_prompt_tokens: NullOnly = None
     return_tokens_as_token_ids: OnlyFalse = None
-    structured_outputs: NullOnly = None
-    guided_json: NullOnly = None
-    guided_regex: NullOnly = None
-    guided_choice: NullOnly = None
-    guided_grammar: NullOnly = None
     logits_processors: NullOnly = None
     request_id: NullOnly = None
     kv_transfer_params: NullOnly = None

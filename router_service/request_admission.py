@@ -9,12 +9,18 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
+import msgspec
+
 from cluster.errors import RequestError, UnknownModelError
+from cluster.logit_rules import LogitRules
 from cluster.messages import SamplingParams
 from router_service.answer_reading import PLAIN, AnswerReading
 from router_service.chat_prompt import chat_prompt, num_characters
+from router_service.grammar_checks import GrammarChecks
+from router_service.grammar_child import Vocabulary
 from router_service.model_text import ModelText
 from router_service.openai_errors import ContextLengthError, safe_text
 from router_service.prompts import (
@@ -27,6 +33,7 @@ from router_service.prompts import (
     prompt_too_long,
 )
 from router_service.protocol import ChatBody, CompletionBody, GenerationFields
+from router_service.requested_grammar import requested_grammar
 from router_service.requested_reading import answer_reading
 from router_service.requested_sampling import SamplingRules, requested_sampling
 from router_service.routes_encoding import RouteSelection
@@ -75,6 +82,7 @@ class AdmittedRequest:
 class ServedModel:
     """What admission knows of the model."""
 
+    model_dir: Path
     name: str
     max_model_len: int
     vocab_size: int
@@ -83,14 +91,17 @@ class ServedModel:
 
 
 class RequestAdmission:
-    """Stateless but for its two tokeniser threads."""
+    """Stateless but for its two tokeniser threads and the process that checks grammars."""
 
     def __init__(self, model: ServedModel) -> None:
         self._model = model
+        vocabulary = Vocabulary(str(model.model_dir), model.vocab_size, model.eos_token_ids)
+        self._grammars = GrammarChecks(vocabulary)
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenizer")
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self._grammars.close()
 
     async def completion(self, body: CompletionBody) -> AdmittedRequest:
         """Raises RequestError, UnknownModelError, ContextLengthError."""
@@ -212,9 +223,7 @@ class RequestAdmission:
             model.text.defaults,
             encode=partial(model.text.codec.encode, add_special_tokens=False),
         )
-        logit_rules = await self._run(
-            2 * sum(map(len, body.bad_words or ())), lambda: rules.logit_rules(body)
-        )
+        logit_rules = await self._logit_rules(body, rules)
         sampling = [
             requested_sampling(
                 body, rules, logit_rules, self._max_tokens(body, len(ids), field, default)
@@ -237,6 +246,15 @@ class RequestAdmission:
             cache_salt=body.cache_salt,
             priority=body.priority or 0,
         )
+
+    async def _logit_rules(self, body: GenerationFields, rules: SamplingRules) -> LogitRules:
+        source = requested_grammar(body)
+        num_characters = 2 * sum(map(len, body.bad_words or ()))
+        logit_rules = await self._run(num_characters, lambda: rules.logit_rules(body))
+        if source is None:
+            return logit_rules
+        grammar = await self._grammars.checked(source)
+        return msgspec.structs.replace(logit_rules, grammar=grammar)
 
     def _max_tokens(
         self, body: GenerationFields, num_prompt_tokens: int, field: str, default: int | None

@@ -40,6 +40,7 @@ _NAMES = {
     "messages": "input",
     "max_completion_tokens": "max_output_tokens",
     "response_format": "text.format",
+    "response_format.json_schema": "text.format",
     "verbosity": "text.verbosity",
     "reasoning_effort": "reasoning.effort",
     "logprobs": "include",

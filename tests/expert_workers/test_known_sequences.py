@@ -3,12 +3,14 @@
 import numpy as np
 import pytest
 
+from cluster.errors import GrammarError
 from cluster.logit_rules import LogitRules
 from cluster.worker_messages import KnownTokens, SequenceStart
 from expert_workers.inputs_from_step import Chunk, StepRefusedError
 from expert_workers.known_sequences import KnownSequences
 
 PROMPT = [5, 6, 7, 5]
+NO_GRAMMARS = GrammarError("the model has no tokenizer")
 RULES = LogitRules(repetition_penalty=1.1)
 
 
@@ -28,7 +30,7 @@ def make_chunk(first_position: int, token_ids: list[int]) -> Chunk:
 
 
 def started(output: list[int], *, first: int = 0) -> KnownSequences:
-    sequences = KnownSequences()
+    sequences = KnownSequences(NO_GRAMMARS)
     known = np.array([*PROMPT, *output][first:], np.int32)
     tokens = KnownTokens(len(PROMPT), first, known)
     sequences.start(SequenceStart(1, 0.0, 1.0, 0, rules=RULES, known=tokens))

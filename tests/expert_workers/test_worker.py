@@ -7,12 +7,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from cluster.errors import GrammarError
 from cluster.placement import ExpertPlacement
 from cluster.routes import ExpertRoutes
 from cluster.worker_messages import RouteChunk, SentTraffic, SequenceStart
 from expert_workers.dispatch.base import DispatchedTokens
 from expert_workers.dispatch.load import LoadCountingDispatcher
 from expert_workers.inputs_from_step import StepRefusedError
+from expert_workers.known_sequences import KnownSequences
 from expert_workers.kv_pool import KVPool
 from expert_workers.model.numerics import FastNumerics
 from expert_workers.model.transformer import Transformer
@@ -296,6 +298,7 @@ def worker_with_counted_dispatches() -> tuple[ExpertWorker, CountingDispatcher]:
             exchange=None,
         ),
         group=None,
+        sequences=KnownSequences(GrammarError("not of this test")),
     )
     worker.start_sequence(SequenceStart(1, 0.0, 1.0, 0))
     return worker, dispatcher

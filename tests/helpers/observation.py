@@ -26,6 +26,7 @@ from expert_workers.dispatch.local import LocalDispatcher
 from expert_workers.dispatch.negotiated import NegotiatedDispatcher
 from expert_workers.ep_group import join_group
 from expert_workers.inputs_from_step import chunks_of_rank
+from expert_workers.known_sequences import KnownSequences
 from expert_workers.kv_pool import KVPool
 from expert_workers.model.numerics import DeterministicNumerics, FastNumerics
 from expert_workers.model.transformer import Transformer
@@ -34,7 +35,13 @@ from expert_workers.plan_cache import PlanCache
 from expert_workers.rank_model import RankModel
 from expert_workers.weight_exchange import WeightExchange
 from expert_workers.worker import ExpertWorker, StepOutcome
-from expert_workers.worker_builder import WorkerOptions, expert_placement, plan_shape, rank_identity
+from expert_workers.worker_builder import (
+    WorkerOptions,
+    expert_placement,
+    grammar_compiler,
+    plan_shape,
+    rank_identity,
+)
 
 CHUNK_RECORD = np.dtype([("seq_id", "<i8"), ("first_position", "<i8"), ("num_tokens", "<i8")])
 POISON_FILE = "poison-gates"
@@ -175,4 +182,5 @@ def build_observed_worker(directory: Path, options: WorkerOptions, store: Store)
             plan_shape(options, spec=spec, placement=placement, numerics=numerics), exchange
         ),
         group=group,
+        sequences=KnownSequences(grammar_compiler(options, spec)),
     )

@@ -31,6 +31,7 @@ NEAR = {-1: "-1", VOCAB: str(VOCAB), 2**31 - 1: str(2**31 - 1), -(2**31): str(-(
 def served_model(vocab_size: int) -> ServedModel:
     """With a tokenizer that may know more ids than the model, which no loaded one does."""
     return ServedModel(
+        model_dir=DEMO_MODEL,
         name="demo",
         max_model_len=256,
         vocab_size=vocab_size,

@@ -40,6 +40,7 @@ BOTH_NEUTRAL: list[tuple[str, Any]] = [
 BOTH_NULL = (
     "allowed_token_ids",
     "truncate_prompt_tokens",
+    "response_format",
     "structured_outputs",
     "guided_json",
     "guided_regex",
@@ -87,11 +88,8 @@ BOTH_REFUSED: list[tuple[str, Any]] = [
     ("use_beam_search", True),
     ("skip_special_tokens", False),
     ("skip_special_tokens", 1),
-    ("structured_outputs", {"json": {}}),
-    ("guided_regex", ".*"),
     ("request_id", "mine"),
     ("truncate_prompt_tokens", 5),
-    ("response_format", {"type": "json_object"}),
     ("prompt_logprobs", -1),
     ("prompt_logprobs", 21),
     ("prompt_logprobs", True),
@@ -111,7 +109,6 @@ COMPLETION_REFUSED: list[tuple[str, Any]] = [
 CHAT_REFUSED: list[tuple[str, Any]] = [
     *BOTH_REFUSED,
     ("top_logprobs", 5),
-    ("response_format", {"type": "json_schema", "json_schema": {}}),
     ("tools", {}),
     ("tool_choice", "auto"),
     ("tool_choice", "required"),

@@ -273,7 +273,11 @@ def test_log_probs_are_those_of_a_chat(stream: bool, client: httpx.Client) -> No
         ({"max_output_tokens": 300}, "max_output_tokens"),
         ({"temperature": 3}, "temperature"),
         ({"stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
-        ({"text": {"format": {"type": "nonsense"}}}, "text.format"),
+        ({"text": {"format": {"type": "nonsense"}}}, "text.format.type"),
+        (
+            {"text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "no"}}}},
+            "text.format.schema",
+        ),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"input": []}, "input"),
         ({"input": 3}, "input"),

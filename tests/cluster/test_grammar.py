@@ -1,0 +1,167 @@
+"""Masks of grammars over the demo model's tokens."""
+
+import json
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from cluster.errors import GrammarError
+from cluster.grammar import (
+    MAX_KEPT_GRAMMARS,
+    GrammarCompiler,
+    GrammarKind,
+    GrammarState,
+    grammar_text,
+    load_grammar_compiler,
+)
+from tests.helpers.tiny_checkpoints import DEMO_MODEL_DIR
+
+VOCAB_SIZE, EOS = 3072, (2, 0)
+TOKENIZER = Tokenizer.from_file(str(DEMO_MODEL_DIR / "tokenizer.json"))
+
+
+@pytest.fixture(scope="module")
+def compiler() -> GrammarCompiler:
+    return load_grammar_compiler(DEMO_MODEL_DIR, vocab_size=VOCAB_SIZE, eos_token_ids=EOS)
+
+
+def started(compiler: GrammarCompiler, kind: GrammarKind, source: object) -> GrammarState:
+    text = source if isinstance(source, str) else json.dumps(source)
+    return compiler.start(grammar_text(kind, text))
+
+
+def ids_of(text: str) -> np.ndarray:
+    return np.array(TOKENIZER.encode(text, add_special_tokens=False).ids, np.int32)
+
+
+def texts_after(state: GrammarState, text: str) -> set[str]:
+    allowed = np.flatnonzero(state.allowed_after(ids_of(text))).tolist()
+    return {TOKENIZER.id_to_token(token_id) for token_id in allowed}
+
+
+END = {TOKENIZER.id_to_token(token_id) for token_id in EOS}
+
+
+def walked(state: GrammarState, seed: int, num_tokens: int = 60) -> list[int]:
+    """Random tokens that may come, each asked for with all before it."""
+    rng, output = np.random.default_rng(seed), []
+    while len(output) < num_tokens and (not output or output[-1] not in EOS):
+        allowed = np.flatnonzero(state.allowed_after(np.array(output, np.int32)))
+        output.append(int(rng.choice(allowed)))
+    return output
+
+
+def test_end_of_sequence_comes_where_the_grammar_accepts_and_alone_at_its_end(
+    compiler: GrammarCompiler,
+) -> None:
+    def after(text: str) -> set[str]:
+        return texts_after(started(compiler, "regex", "ab?c?"), text)
+
+    assert after("a") == {"b", "c"} | END
+    assert after("ac") == END
+    assert not after("") & END
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    ("kind", "source"),
+    [
+        ("json", {"type": "object"}),
+        ("regex", r"([a-f]{1,5}\d+ ){1,4}"),
+        ("grammar", 'start: word+\nword: "x" word? "y"'),
+    ],
+)
+def test_masks_are_those_of_the_tokens_whatever_was_asked_before(
+    kind: GrammarKind, source: object, seed: int, compiler: GrammarCompiler
+) -> None:
+    """In order, rebuilt from all tokens at once, and after going back."""
+    output = walked(started(compiler, kind, source), seed, num_tokens=30)
+    steps = [np.array(output[:end], np.int32) for end in range(len(output))]
+    state = started(compiler, kind, source)
+    in_order = [state.allowed_after(step) for step in steps]
+    rebuilt = [started(compiler, kind, source).allowed_after(step) for step in steps]
+    backwards = [state.allowed_after(step) for step in reversed(steps)][::-1]
+    np.testing.assert_array_equal(in_order, rebuilt)
+    np.testing.assert_array_equal(in_order, backwards)
+
+
+def test_texts_under_one_grammar_do_not_know_of_each_other(compiler: GrammarCompiler) -> None:
+    first, second = (started(compiler, "regex", "[a-c][x-z]") for _ in range(2))
+    assert texts_after(first, "b") == {"x", "y", "z"}
+    assert {"a", "b", "c"} <= texts_after(second, "")
+
+
+@pytest.mark.parametrize("options", [["yes", "no"], ['a"b\\', "né\n"], ["😀", "#'%"], ["", "x"]])
+def test_each_of_the_options_of_a_choice_can_come(
+    options: list[str], compiler: GrammarCompiler
+) -> None:
+    for option in options:
+        assert texts_after(started(compiler, "choice", options), option) >= END
+
+
+def test_special_tokens_and_padding_never_come_as_text(compiler: GrammarCompiler) -> None:
+    special = {"<|im_start|>"}
+    assert not texts_after(started(compiler, "regex", "(.|\n)*"), "a") & special
+
+
+def test_blanks_between_tokens_of_json_have_an_end(compiler: GrammarCompiler) -> None:
+    state = started(compiler, "json", {"type": "object"})
+    assert texts_after(state, "{" + " " * 20) & {" ", "Ġ", "Ċ"} == set()
+    assert texts_after(state, "{" + " " * 5) & {"Ġ", "Ċ"} != set()
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "words"),
+    [
+        ("json", {"type": "notatype"}, "notatype"),
+        ("json", {"type": "string", "pattern": "(["}, "regex"),
+        ("json", {"not": {"type": "object"}}, "not"),
+        ("json", {"type": "array", "uniqueItems": True}, "uniqueItems"),
+        ("json", {"$ref": "http://example.com/x"}, "example.com"),
+        ("json", {"allOf": [{"type": "integer"}, {"type": "string"}]}, "Unsatisfiable"),
+        ("json", {"enum": []}, "Unsatisfiable"),
+        ("json", '{"a": NaN}', ""),
+        ("regex", "([", "regex"),
+        ("regex", "(?=a)b", "look-around"),
+        ("grammar", "start: missing", "missing"),
+        ("grammar", "root ::= ((", "GBNF"),
+        ("grammar", "start: start", ""),
+    ],
+)
+def test_what_cannot_be_followed_is_refused_with_a_short_reason(
+    kind: GrammarKind, source: object, words: str, compiler: GrammarCompiler
+) -> None:
+    with pytest.raises(GrammarError) as refused:
+        started(compiler, kind, source).allowed_after(np.zeros(0, np.int32))
+    message = str(refused.value)
+    assert words in message
+    assert 0 < len(message) < 400
+    assert "\n" not in message
+
+
+def test_a_token_that_cannot_follow_is_an_error_for_good(compiler: GrammarCompiler) -> None:
+    state = started(compiler, "regex", "abc")
+    for _ in range(2):
+        with pytest.raises(GrammarError):
+            state.allowed_after(ids_of("x"))
+
+
+def test_only_so_many_grammars_are_kept(compiler: GrammarCompiler) -> None:
+    states = [started(compiler, "regex", f"a{n}") for n in range(3 * MAX_KEPT_GRAMMARS)]
+    assert compiler.num_kept == MAX_KEPT_GRAMMARS
+    assert "1" in texts_after(states[1], "a")
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "eos_token_ids", "words"),
+    [
+        ("{}", EOS, "tokenizer"),
+        (TOKENIZER.to_str(), (), "end-of-sequence"),
+    ],
+)
+def test_a_model_with_which_no_grammar_can_be_followed_says_why(
+    tokenizer: str, eos_token_ids: tuple[int, ...], words: str
+) -> None:
+    with pytest.raises(GrammarError, match=words):
+        GrammarCompiler(tokenizer, vocab_size=VOCAB_SIZE, eos_token_ids=eos_token_ids)
