@@ -91,6 +91,16 @@ class HttpSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Of calls in answers; auto: the format that the model's chat template shows calls in."""
     reasoning_parser: Literal["auto", "none", "deepseek_r1", "qwen3"] = "auto"
     """Of reasoning in answers; auto: qwen3 if the chat template knows <think>."""
+    cors_origins: tuple[str, ...] = ()
+    """Origins of web pages that may ask from a browser; *: all."""
+    tls_cert: str = ""
+    tls_key: str = ""
+    access_log: bool = True
+    """A line per request."""
+    drain_seconds: float = 20.0
+    """So long may answers that have begun go on after SIGTERM or SIGHUP."""
+    write_timeout_seconds: float = 60.0
+    """A client that does not read for so long is given up."""
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -165,6 +175,8 @@ def _check_ranges(config: Config) -> None:
         ("http.port", http.port, 0, 65535),
         ("http.admin_port", http.admin_port, 0, 65535),
         ("http.servers", http.servers, 1, 64),
+        ("http.drain_seconds", http.drain_seconds, 0, 86400),
+        ("http.write_timeout_seconds", http.write_timeout_seconds, 0.1, 86400),
         ("http.max_body_bytes", http.max_body_bytes, 1024, 2**31 - 1),
     ]
     for name, value, low, high in checks:

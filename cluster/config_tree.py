@@ -7,7 +7,7 @@ import msgspec
 
 from cluster.errors import ConfigError
 
-_MSGSPEC_PLACE = re.compile(r"(?P<text>.*) - at `\$\.(?P<path>.+)`")
+_MSGSPEC_PLACE = re.compile(r"(?P<text>.*) - at `\$\.(?P<path>[^\[`]+)(\[.+)?`")
 
 
 def check_known(tree: dict[str, Any], config_type: type[msgspec.Struct]) -> None:

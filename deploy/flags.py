@@ -23,7 +23,8 @@ class Flag:
         """With the default, unless the text says what an empty one means."""
         section, key = self.path.split(".")
         default = getattr(getattr(Config(), section), key)
-        return f"{self.text} (default: {default})" if default else self.text
+        told = bool(default) and default is not True
+        return f"{self.text} (default: {default})" if told else self.text
 
 
 _N = {"type": int, "metavar": "N"}
@@ -70,6 +71,14 @@ HTTP_FLAGS = (
          "model's chat template shows them", {"choices": ["auto", "none", "hermes", "deepseek", "mistral"]}),
     Flag("--reasoning-parser", "http.reasoning_parser", "how reasoning is marked in answers; auto: qwen3 if the chat "
          "template knows <think>", {"choices": ["auto", "none", "deepseek_r1", "qwen3"]}),
+    Flag("--cors-origin", "http.cors_origins", "origin of web pages that may ask from a browser, may be repeated; *: "
+         "all (default: none)", {"action": "append", "metavar": "ORIGIN"}),
+    Flag("--tls-cert", "http.tls_cert", "PEM certificate with its chain: both ports speak HTTPS", {"metavar": "FILE"}),
+    Flag("--tls-key", "http.tls_key", "its private key, without a passphrase", {"metavar": "FILE"}),
+    Flag("--no-access-log", "http.access_log", "no line per request in the log",
+         {"action": "store_const", "const": False}),
+    Flag("--drain-seconds", "http.drain_seconds", "how long answers that have begun may go on after SIGTERM or SIGHUP; "
+         "Ctrl-C or a second signal ends them", {"type": float, "metavar": "SECONDS"}),
 )  # fmt: skip
 CELL_GROUPS = {
     "model": MODEL_FLAGS,

@@ -125,6 +125,14 @@ class HttpServers:
             self._start_later(server, reason)
         return None
 
+    def drain(self, seconds: float) -> list[Any]:
+        """All servers take nothing new; the calls end when their answers have, or after `seconds`. None is started
+        again, and those that do not serve yet are ended."""
+        self._next_starts.clear()
+        for server in [s for s in self._servers if s.pid is None]:
+            self._remove(server)
+        return [server.actor.drain.remote(seconds) for server in self._servers]
+
     def stop(self, seconds: float, reason: str) -> None:
         """Ends open streams with `reason`, all servers at once, and then the processes."""
         self._next_starts.clear()

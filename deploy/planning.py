@@ -6,7 +6,7 @@ from pathlib import Path
 
 import psutil
 
-from cluster.config import Config, parse_size
+from cluster.config import Config, HttpSection, parse_size
 from cluster.errors import CheckpointError, ConfigError
 from cluster.model_config.read import read_model_spec
 from cluster.model_spec import ComputeDtype, ModelSpec
@@ -29,7 +29,9 @@ from expert_workers.model.checkpoint import (
 )
 from expert_workers.model.weights import weight_share
 from router_service.model_text import load_model_text
+from router_service.origins import check_origins
 from router_service.plan_limits import plans_by_default
+from router_service.tls_files import tls_files
 
 DEMO_MODEL = Path(__file__).parent / "demo_model"
 DEFAULT_CPU_RANKS = 4
@@ -118,7 +120,7 @@ def _config_alone(model_dir: Path) -> FoundModel:
 
 def _plan(config: Config, model: FoundModel, devices: HostDevices) -> CellPlan:
     spec, uses_gpus = model.spec, devices.kind == "cuda"
-    read_api_keys(config.http.api_key_file, os.environ)
+    _check_http(config.http)
     ep_size = config.cell.ep_size or devices.count or DEFAULT_CPU_RANKS
     placement = ExpertPlacement.contiguous(spec.gate.num_experts, ep_size)
     dtype = choose_compute_dtype(
@@ -149,6 +151,12 @@ def _plan(config: Config, model: FoundModel, devices: HostDevices) -> CellPlan:
         weight_bytes_per_rank=share.replicated_bytes + share.expert_bytes,
         expert_bytes_per_rank=share.expert_bytes,
     )
+
+
+def _check_http(http: HttpSection) -> None:
+    read_api_keys(http.api_key_file, os.environ)
+    check_origins(http.cors_origins)
+    tls_files(http.tls_cert, http.tls_key)
 
 
 def _default_name(model_dir: Path) -> str:

@@ -24,6 +24,7 @@ from deploy.ray_cluster import RayCluster
 from router_service.api_keys import ApiKeys
 
 WATCH_SECONDS = 1.0
+DRAIN_WATCH_SECONDS = 0.2
 STOP_SECONDS = 2.0
 """HTTP server first, then engine and workers get so long to leave by themselves."""
 FAREWELL_SECONDS = 8.0
@@ -54,14 +55,14 @@ class StderrProgress:
 
 
 def serve(config: Config, plan: CellPlan) -> int:
-    """Blocks until SIGINT, SIGTERM or SIGHUP and returns 0. Raises KeyboardInterrupt when one comes during the start,
-    CellError on failure.
+    """Blocks until SIGINT, SIGTERM or SIGHUP and returns 0; see StopSignals. Raises KeyboardInterrupt when one comes
+    during the start, CellError on failure.
 
     Standard output gets the ready line only; what Ray and the actors print goes to standard error.
     """
-    configure_logging()
     api_keys = take_api_keys(config.http.api_key_file, os.environ)
     check_ports(config.http)
+    configure_logging()
     say(
         f"starting {plan.served_model_name}: {plan.ep_size} expert workers, "
         f"{plan.spec.gate.num_experts // plan.ep_size} experts per MoE layer each, {plan.dtype}"
@@ -94,18 +95,18 @@ def _serve_in(
     cell = launch_cell(config, plan, StderrProgress(interrupts), api_keys)
     assert cell.http_servers is not None
     ports = cell.http_servers.ports
-    stop = threading.Event()
-    on_signals(lambda _signal, _frame: stop.set())
+    signals = StopSignals()
+    on_signals(signals.handle)
     interrupts.check()
     print(
-        f"pointsman is ready: {_url(config.http.host, ports.port)} "
-        f"(model {plan.served_model_name}, admin {_url(config.http.admin_host, ports.admin_port)})",
+        f"pointsman is ready: {_url(config.http, config.http.host, ports.port)} (model "
+        f"{plan.served_model_name}, admin {_url(config.http, config.http.admin_host, ports.admin_port)})",
         file=output,
         flush=True,
     )
-    failure = watch(cell, stop)
+    failure = watch(cell, signals.stop)
     if failure is None:
-        say("stopping")
+        failure = drain(cell, config.http.drain_seconds, signals.at_once)
     take_down(cell, failure or "the server is stopping")
     if failure is not None:
         raise CellError(failure)
@@ -146,8 +147,9 @@ def _why(error: OSError) -> str:
     return os.strerror(error.errno)
 
 
-def _url(host: str, port: int) -> str:
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+def _url(http: HttpSection, host: str, port: int) -> str:
+    scheme = "https" if http.tls_cert else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 # --- while it serves
@@ -167,6 +169,26 @@ def watch(cell: Cell, stop: threading.Event) -> str | None:
             failure = _failure(cell, ref) if ref in fixed else servers.take(ref)
             if failure is not None:
                 return failure
+    return None
+
+
+def drain(cell: Cell, seconds: float, at_once: threading.Event) -> str | None:
+    """Until the answers that have begun are given, `seconds` have passed, or `at_once` (None), or until a process ends
+    without which they cannot be given (why)."""
+    assert cell.http_servers is not None
+    if at_once.is_set() or not seconds:
+        say("stopping")
+        return None
+    say(f"stopping: answers may end within {seconds:g} s, another signal ends them now")
+    deadline = time.monotonic() + seconds
+    fixed = [cell.engine_ref, *cell.worker_refs]
+    draining = cell.http_servers.drain(seconds)
+    while draining and not at_once.is_set() and time.monotonic() < deadline:
+        ended, _ = ray.wait([*fixed, *draining], timeout=DRAIN_WATCH_SECONDS)
+        failures = [_failure(cell, ref) for ref in ended if ref in fixed]
+        if failures:
+            return failures[0]
+        draining = [ref for ref in draining if ref not in ended]
     return None
 
 
@@ -233,6 +255,19 @@ def on_signals(handler: Callable[[int, FrameType | None], object]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, handler)
+
+
+class StopSignals:
+    """While it serves: SIGTERM and SIGHUP let the answers end that have begun. SIGINT (Ctrl-C) does not wait for them,
+    and so does a second signal of any kind."""
+
+    def __init__(self) -> None:
+        self.stop, self.at_once = threading.Event(), threading.Event()
+
+    def handle(self, number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGINT or self.stop.is_set():
+            self.at_once.set()
+        self.stop.set()
 
 
 class Interrupts:

@@ -7,14 +7,13 @@ from typing import Protocol
 from fastapi import Request
 from starlette.responses import Response
 
-from router_service.api_keys import Caller
 from router_service.beside_the_loop import beside_the_loop
 from router_service.choice_delta import ChoiceDelta
 from router_service.generation import Generation, Generator
-from router_service.key_check import caller_of
 from router_service.openai_errors import json_response
 from router_service.responses import Json, WholeChoice, whole_choices
 from router_service.streaming import EventStream, unless_client_leaves
+from router_service.visits import Visit, visit_of
 
 
 class AnswerForm(Protocol):
@@ -41,22 +40,22 @@ class Answering:
 
     async def answer(self, request: Request, generation: Generation, form: AnswerForm) -> Response:
         """The body of `request` must have been read. Raises CellError and its kin, ClientLeft."""
-        caller = caller_of(request.scope)
+        visit = visit_of(request.scope)
         if generation.request.stream:
-            return EventStream(lambda: self._events(generation, caller, form), form.failure)
-        deltas = await unless_client_leaves(request.receive, self._collect(generation, caller))
+            return EventStream(lambda: self._events(generation, visit, form), form.failure)
+        deltas = await unless_client_leaves(request.receive, self._collect(generation, visit))
         choices = whole_choices(deltas)
         num_scored = sum(choice.num_scored for choice in choices)
         return await beside_the_loop(num_scored, lambda: json_response(form.whole(choices)))
 
-    async def _collect(self, generation: Generation, caller: Caller) -> list[ChoiceDelta]:
-        async with aclosing(self._generator.run(generation, caller)) as deltas:
+    async def _collect(self, generation: Generation, visit: Visit) -> list[ChoiceDelta]:
+        async with aclosing(self._generator.run(generation, visit)) as deltas:
             return [delta async for delta in deltas]
 
     async def _events(
-        self, generation: Generation, caller: Caller, form: AnswerForm
+        self, generation: Generation, visit: Visit, form: AnswerForm
     ) -> AsyncGenerator[bytes, None]:
-        async with aclosing(self._generator.run(generation, caller)) as deltas:
+        async with aclosing(self._generator.run(generation, visit)) as deltas:
             async for delta in deltas:
                 yield form.told(delta)
         yield form.closing()

@@ -11,11 +11,9 @@ from starlette.types import ASGIApp
 from cluster.errors import CellError, PointsmanError
 from cluster.messages import CellStatus, FeatureStates
 from router_service.answering import Answering
-from router_service.api_keys import ApiKeys
 from router_service.engine_client import EngineClient, SharedCall
 from router_service.error_shapes import error_answer
 from router_service.generation import Generator
-from router_service.key_check import RequireApiKey
 from router_service.messages_api.api import MessagesApi
 from router_service.openai_api import ApiParts, OpenAiApi
 from router_service.openai_errors import (
@@ -54,7 +52,8 @@ register_url_convertor("any_text", AnyText())
 @dataclass(frozen=True)
 class ApiOptions:
     max_body_bytes: int
-    api_keys: ApiKeys | None
+    needs_key: bool
+    """Shown by the OpenAPI document; whoever is around the application checks it."""
     version: str
     created: int
     """Unix seconds; shown by /v1/models."""
@@ -79,9 +78,7 @@ class ServiceApi:
             admission,
             Answering(Generator(client, model.text.codec)),
         )
-        self._document = openapi_document(
-            options.version, model.name, with_keys=options.api_keys is not None
-        )
+        self._document = openapi_document(options.version, model.name, with_keys=options.needs_key)
         self._status = SharedCall(lambda: client.status(HEALTH_SECONDS))
 
     def application(self) -> ASGIApp:
@@ -105,8 +102,7 @@ class ServiceApi:
         app.add_api_route("/metrics", self.metrics, methods=["GET", "HEAD"])
         app.add_api_route("/version", self.version, methods=["GET", "HEAD"])
         app.add_api_route("/openapi.json", self.document, methods=["GET", "HEAD"])
-        keys = self._options.api_keys
-        return app if keys is None else RequireApiKey(app, keys)
+        return app
 
     async def models(self) -> Response:
         return json_response({"object": "list", "data": [await self._model_card()]})

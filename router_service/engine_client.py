@@ -48,6 +48,9 @@ from cluster.messages import (
 from cluster.types import EvictTarget, Running
 from cluster.wire import Decoder, encode
 
+MAX_UNREAD_DELTAS = 4096
+"""Of one request: they wait for a client that reads slowly, or not at all until its connection is given up."""
+
 _Outcome = OutputDelta | Refused | PointsmanError
 _Answer = MetricsText | CellStatus | EvictReport | FeaturesReport | WeightsUpdated | WeightsRefused
 _REFUSALS: dict[str, type[RequestError]] = {"overloaded": OverloadedError, "invalid": RequestError}
@@ -99,7 +102,7 @@ class EngineClient:
         """Ends every open request and query with `error` and refuses later ones."""
         self._failure = error
         for queue in self._outputs.values():
-            queue.put_nowait(error)
+            _put_last(queue, error)
         for answer in self._queries.values():
             if not answer.done():
                 answer.set_exception(error)
@@ -120,10 +123,10 @@ class EngineClient:
         all of them or none; a leader comes before those who follow it.
 
         Close the generator when leaving early (contextlib.aclosing): what has no completion yet is aborted.
-        Raises OverloadedError, RequestError, CellError, DeadlineError.
+        Raises OverloadedError, RequestError, CellError (also when too many deltas were not taken), DeadlineError.
         """
         self._check_open()
-        outcomes: asyncio.Queue[_Outcome] = asyncio.Queue()
+        outcomes: asyncio.Queue[_Outcome] = asyncio.Queue(MAX_UNREAD_DELTAS * len(submits))
         open_ids = {submit.request_id for submit in submits}
         self._outputs.update(dict.fromkeys(open_ids, outcomes))
         self._watch_silence()
@@ -229,6 +232,7 @@ class EngineClient:
                 frame = await self._socket.recv()
                 self._last_frame_time = asyncio.get_running_loop().time()
                 self._take(self._decoder.decode(frame))
+                await asyncio.sleep(0)  # receiving what is there gives way to nobody
         except (PointsmanError, zmq.ZMQError) as error:
             self.fail(CellError(f"the engine at {self._endpoint} cannot be understood: {error}"))
 
@@ -247,8 +251,16 @@ class EngineClient:
     def _put(self, request_id: str, outcome: _Outcome) -> None:
         """A request that is not in the table was left by its consumer."""
         queue = self._outputs.get(request_id)
-        if queue is not None:
+        if queue is None:
+            return
+        if not queue.full():
             queue.put_nowait(outcome)
+            return
+        self._outputs = {key: other for key, other in self._outputs.items() if other is not queue}
+        num_unread = queue.qsize()
+        while not queue.empty():
+            queue.get_nowait()
+        queue.put_nowait(CellError(f"the client reads too slowly: {num_unread} deltas wait for it"))
 
     # A silent engine: with requests open, status queries keep the line alive and a deadline ends the wait.
 
@@ -271,7 +283,14 @@ class EngineClient:
         """Ends the open requests only: the engine may come back."""
         error = DeadlineError(f"no word from the engine at {self._endpoint} for {silence:.0f} s")
         for queue in self._outputs.values():
-            queue.put_nowait(error)
+            _put_last(queue, error)
+
+
+def _put_last(queue: "asyncio.Queue[_Outcome]", error: PointsmanError) -> None:
+    """In place of a delta where there is no room: whoever reads that far gets the error."""
+    if queue.full():
+        queue.get_nowait()
+    queue.put_nowait(error)
 
 
 def _refusal(refused: Refused) -> PointsmanError:

@@ -13,7 +13,6 @@ import numpy as np
 
 from cluster.errors import CellError, WeightsChangedError
 from cluster.messages import Completion, OutputDelta, RoutePart, Submit
-from router_service.api_keys import Caller
 from router_service.beside_the_loop import beside_the_loop
 from router_service.choice_delta import ChoiceDelta, ChoiceEnd
 from router_service.choice_output import ChoiceOutput, TextDelta
@@ -23,6 +22,7 @@ from router_service.prompt_echo import Echoing
 from router_service.request_admission import AdmittedRequest
 from router_service.routes_encoding import EncodedRoutes, encode_routes
 from router_service.tokenizer import TextCodec
+from router_service.visits import Visit
 
 
 @dataclass(frozen=True)
@@ -58,16 +58,14 @@ class Generator:
         self._client = client
         self._codec = codec
 
-    async def run(
-        self, generation: Generation, caller: Caller
-    ) -> AsyncGenerator[ChoiceDelta, None]:
+    async def run(self, generation: Generation, visit: Visit) -> AsyncGenerator[ChoiceDelta, None]:
         """Deltas until every choice has ended. Raises CellError and its kin, also for a generation that failed.
 
         Close it when leaving early (contextlib.aclosing): the engine then aborts what is unfinished. Of an answer that
         is not streamed nothing is told before all of it is there: the engine may want to begin it anew.
         """
         for attempt in itertools.count():
-            told = self._attempt(generation, caller, attempt)
+            told = self._attempt(generation, visit, attempt)
             try:
                 async with aclosing(told):
                     if generation.request.stream:
@@ -81,12 +79,12 @@ class Generator:
                 continue
 
     async def _attempt(
-        self, generation: Generation, caller: Caller, attempt: int
+        self, generation: Generation, visit: Visit, attempt: int
     ) -> AsyncGenerator[ChoiceDelta, None]:
         """Raises _AskAgain before it has yielded anything of a stream."""
         request = generation.request
         num_choices = len(request.prompts) * request.num_choices
-        submits = [_submit(generation, caller, index, attempt) for index in range(num_choices)]
+        submits = [_submit(generation, visit, index, attempt) for index in range(num_choices)]
         index_of = {submit.request_id: index for index, submit in enumerate(submits)}
         outputs = [
             ChoiceOutput(
@@ -101,6 +99,7 @@ class Generator:
         ]
         route_parts: list[list[RoutePart]] = [[] for _ in submits]
         num_prompt_tokens = generation.num_prompt_tokens
+        visit.num_prompt_tokens, visit.num_output_tokens = num_prompt_tokens, 0
         echoing = await beside_the_loop(
             num_prompt_tokens if request.echoes else 0, lambda: _echoing(request, self._codec)
         )
@@ -108,6 +107,7 @@ class Generator:
             async with aclosing(self._client.generate(submits)) as deltas:
                 async for delta in deltas:
                     index = index_of[delta.request_id]
+                    visit.num_output_tokens += len(delta.token_ids)
                     if delta.routes is not None:
                         route_parts[index].append(delta.routes)
                     taken = await self._take(
@@ -144,7 +144,7 @@ def _echoing(request: AdmittedRequest, codec: TextCodec) -> Echoing | None:
     return Echoing(request.prompts, codec, request.num_choices, request.num_logprobs)
 
 
-def _submit(generation: Generation, caller: Caller, index: int, attempt: int) -> Submit:
+def _submit(generation: Generation, visit: Visit, index: int, attempt: int) -> Submit:
     request = generation.request
     prompt, choice = divmod(index, request.num_choices)
     name = f"{generation.id}-{attempt}" if attempt else generation.id
@@ -152,7 +152,7 @@ def _submit(generation: Generation, caller: Caller, index: int, attempt: int) ->
         request_id=f"{name}-{index}",
         prompt_token_ids=np.asarray(request.prompts[prompt], dtype=np.int32),
         sampling=request.sampling[prompt],
-        tenant=caller.tenant,
+        tenant=visit.caller.tenant,
         cache_salt=request.cache_salt,
         return_routes=request.routes is not None,
         routes_start=0 if request.routes is None else request.routes.start,

@@ -1,25 +1,39 @@
 """uvicorn's HTTP/1.1 with JSON also for what never becomes a request, and with bounds on how a request arrives."""
 
 from asyncio import TimerHandle, Transport
+from dataclasses import dataclass
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from cluster.errors import RequestError
+from cluster.log import logger
 from router_service.openai_errors import HeadTooLargeError, SlowRequestError, error_response
+from router_service.visits import request_id_of
 
 MAX_HEAD_BYTES = 64 * 2**10
 """Of the request line with all headers."""
 MIN_BODY_BYTES_PER_SECOND = 16 * 2**10
 """Averaged over `receive_seconds`; a body that comes slower is given up (idea: Apache's RequestReadTimeout)."""
+_log = logger("http")
+
+
+@dataclass(frozen=True)
+class ConnectionLimits:
+    receive_seconds: float = 30.0
+    """A head must be complete after so long, a body too or at least flow."""
+    write_seconds: float = 60.0
+    """A client that has not read for so long what is written for it (64 KiB wait in memory, and what the system takes)
+    is given up, and what it asked for with it. Reading some of it does not help: a quarter may remain."""
 
 
 class JsonErrorProtocol(HttpToolsProtocol):
     """One parser everywhere (httptools), whatever else is installed. Owner of the deadline of the message that is
     arriving, from the connection or the message's first byte to its last; afterwards uvicorn's own apply."""
 
-    receive_seconds = 30.0
-    """A head must be complete after so long, a body too or at least flow."""
+    limits = ConnectionLimits()
 
+    _unread: TimerHandle | None = None
+    """Ends a connection whose client does not read."""
     _deadline: TimerHandle | None = None
     _head_complete = False
     """Of the message that is arriving."""
@@ -36,6 +50,7 @@ class JsonErrorProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._unwatch()
+        self._stop_waiting_for_reader()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -77,7 +92,7 @@ class JsonErrorProtocol(HttpToolsProtocol):
 
     def _watch(self) -> None:
         if self._deadline is None:
-            self._deadline = self.loop.call_later(self.receive_seconds, self._judge)
+            self._deadline = self.loop.call_later(self.limits.receive_seconds, self._judge)
 
     def _unwatch(self) -> None:
         if self._deadline is not None:
@@ -88,13 +103,14 @@ class JsonErrorProtocol(HttpToolsProtocol):
         """The message has had `receive_seconds` since the last look."""
         self._deadline = None
         num_new, self._num_judged = self._num_received - self._num_judged, self._num_received
-        flows = self._head_complete and num_new >= MIN_BODY_BYTES_PER_SECOND * self.receive_seconds
+        least = MIN_BODY_BYTES_PER_SECOND * self.limits.receive_seconds
+        flows = self._head_complete and num_new >= least
         if flows or self.flow.read_paused or self._owes_an_answer:
             self._watch()
             return
         self._refuse(
             SlowRequestError(
-                f"the request did not arrive: its headers have {self.receive_seconds:g} s, its body "
+                f"the request did not arrive: its headers have {self.limits.receive_seconds:g} s, its body "
                 f"must come at {MIN_BODY_BYTES_PER_SECOND} bytes per second"
             )
         )
@@ -113,9 +129,17 @@ class JsonErrorProtocol(HttpToolsProtocol):
     def _refuse(self, error: RequestError) -> None:
         """Closes the connection, with the answer unless this message has one or another one is being sent."""
         self._unwatch()
+        self._wait_for_reader()
         if not self._is_answered:
             answer = error_response(error)
             answer.headers["connection"] = "close"
+            answer.headers["x-request-id"] = request_id_of(self.headers or ())
+            _log.info(
+                "request refused status=%d error=%s request_id=%s",
+                answer.status_code,
+                type(error).__name__,
+                answer.headers["x-request-id"],
+            )
             head = [
                 STATUS_LINE[answer.status_code],
                 *map(b"%b: %b\r\n".__mod__, answer.raw_headers),
@@ -123,7 +147,49 @@ class JsonErrorProtocol(HttpToolsProtocol):
             self.transport.write(b"".join([*head, b"\r\n", bytes(answer.body)]))
         self.transport.close()
 
+    # --- clients that do not read
 
-def protocol_with_deadline(receive_seconds: float) -> type[JsonErrorProtocol]:
-    """uvicorn makes the instances, so the deadline is the class's."""
-    return type("Protocol", (JsonErrorProtocol,), {"receive_seconds": receive_seconds})
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._wait_for_reader()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if not self.transport.is_closing():
+            self._stop_waiting_for_reader()
+
+    # closing waits until all has been read
+
+    def timeout_keep_alive_handler(self) -> None:
+        super().timeout_keep_alive_handler()
+        self._wait_for_reader()
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        if self.transport.is_closing():
+            self._wait_for_reader()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self._wait_for_reader()
+
+    def _wait_for_reader(self) -> None:
+        if self._unread is None:
+            self._unread = self.loop.call_later(self.limits.write_seconds, self._give_up_reader)
+
+    def _stop_waiting_for_reader(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+
+    def _give_up_reader(self) -> None:
+        """The connection is lost at once, so whoever answers learns that its client has left."""
+        self._unread = None
+        _log.info("client does not read seconds=%g", self.limits.write_seconds)
+        self.transport.abort()
+
+
+def protocol_with(limits: ConnectionLimits) -> type[JsonErrorProtocol]:
+    """uvicorn makes the instances, so the limits are the class's."""
+    return type("Protocol", (JsonErrorProtocol,), {"limits": limits})

@@ -8,8 +8,8 @@ import secrets
 import socket
 import threading
 import time
-from concurrent.futures import Future
-from dataclasses import dataclass
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import uvicorn
@@ -20,13 +20,20 @@ from cluster.log import logger
 from router_service.admin_app import AdminApi
 from router_service.api_keys import ApiKeys
 from router_service.app import ApiOptions, ServiceApi
+from router_service.drain import Drain
 from router_service.engine_client import EngineClient
-from router_service.http_protocol import JsonErrorProtocol, protocol_with_deadline
+from router_service.http_protocol import ConnectionLimits, protocol_with
+from router_service.key_check import RequireApiKey
 from router_service.model_parsers import BY_TEMPLATE, ParserNames
 from router_service.model_text import load_model_text
+from router_service.origins import open_to
 from router_service.request_admission import RequestAdmission, ServedModel
+from router_service.tls_files import TlsFiles
+from router_service.visits import Visits
 
 _BACKLOG = 2048
+SEND_BUFFER_BYTES = 2**18
+"""What the system may hold of a connection's answer (Linux takes twice as much); left to itself it takes megabytes."""
 _log = logger("http")
 
 
@@ -51,10 +58,13 @@ class HttpServerOptions:
     parser_names: ParserNames = BY_TEMPLATE
     silence_seconds: float = 120.0
     """With requests open, the engine counts as lost after this long without a word."""
-    receive_seconds: float = JsonErrorProtocol.receive_seconds
-    """See there."""
     weight_update_seconds: float = 1200.0
     """Longer than the engine waits for its ranks."""
+    limits: ConnectionLimits = field(default_factory=ConnectionLimits)
+    cors_origins: tuple[str, ...] = ()
+    logs_access: bool = True
+    tls: TlsFiles | None = None
+    """Of both ports."""
     shares_ports: bool = False
     """Other processes of the same user may listen on both ports too; each gets a part of the connections."""
 
@@ -81,6 +91,9 @@ class HttpServer:
         )
         self._thread = threading.Thread(target=self._run, name="http-server", daemon=True)
         self._sockets: list[socket.socket] = []
+        self._listeners: list[_Listener] = []
+        """Of the API and of the admin port."""
+        self._drain: Drain | None = None
         self._serving: Future[None] = Future()
         self._ended: Future[None] = Future()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -124,6 +137,18 @@ class HttpServer:
         assert self._sockets, "start comes first"
         self._ended.result()
 
+    def drain(self, seconds: float) -> bool:
+        """Takes no new connection and no new request; returns when none is open any more, or after `seconds`: whether
+        none is. The admin port stays. `stop` comes next; it ends the wait too."""
+        loop = self._loop
+        if loop is None or not self._thread.is_alive():
+            return True
+        finished = asyncio.run_coroutine_threadsafe(self._finish(seconds), loop)
+        try:
+            return finished.result(timeout=seconds + 5.0)
+        except CancelledError:
+            return False
+
     def stop(self, seconds: float = 5.0, reason: str = "the server is stopping") -> None:
         """Ends open streams with an error event that holds `reason` and closes the listeners, within about
         `seconds`. Idempotent."""
@@ -163,8 +188,8 @@ class HttpServer:
         admission = RequestAdmission(self._model)
         try:
             client.start()
-            listeners = [
-                await _listen(app, bound, options.receive_seconds)
+            self._listeners = [
+                await _listen(app, bound, options)
                 for app, bound in zip(
                     self._applications(client, admission), self._sockets, strict=True
                 )
@@ -172,21 +197,33 @@ class HttpServer:
             self._serving.set_result(None)
             await self._stop_requested.wait()
             client.fail(CellError(self._stop_reason))
-            await asyncio.gather(*(self._close(listener) for listener in listeners))
+            await asyncio.gather(*(self._close(listener) for listener in self._listeners))
         finally:
             await client.close()
             admission.close()
+
+    async def _finish(self, seconds: float) -> bool:
+        assert self._drain is not None
+        self._drain.begin()
+        for server in self._listeners[0].server.servers:
+            server.close()
+        return await self._drain.finished(seconds)
 
     def _applications(self, client: EngineClient, admission: RequestAdmission) -> list[ASGIApp]:
         options = self._options
         api_options = ApiOptions(
             max_body_bytes=options.max_body_bytes,
-            api_keys=options.api_keys,
+            needs_key=options.api_keys is not None,
             version=options.version,
             created=int(time.time()),
         )
         api = ServiceApi(self._model, client, admission, api_options)
-        return [api.application(), AdminApi(client).application()]
+        api_app = api.application()
+        if options.api_keys is not None:
+            api_app = RequireApiKey(api_app, options.api_keys)
+        self._drain = Drain(api_app)
+        apps = open_to(self._drain, options.cors_origins), AdminApi(client).application()
+        return [Visits(app, logs_access=options.logs_access) for app in apps]
 
     async def _close(self, listener: "_Listener") -> None:
         server = listener.server
@@ -205,11 +242,13 @@ class _Listener:
     ticks: "asyncio.Task[None]"
 
 
-async def _listen(app: ASGIApp, bound: socket.socket, receive_seconds: float) -> _Listener:
+async def _listen(app: ASGIApp, bound: socket.socket, options: HttpServerOptions) -> _Listener:
     """The parts of uvicorn.Server.serve without its signal handlers, so that it may run in any thread."""
     config = uvicorn.Config(
         app,
-        http=protocol_with_deadline(receive_seconds),
+        http=protocol_with(options.limits),
+        ssl_certfile=options.tls.cert if options.tls else None,
+        ssl_keyfile=options.tls.key if options.tls else None,
         lifespan="off",
         log_config=None,
         access_log=False,
@@ -239,6 +278,7 @@ def _bind(host: str, port: int, *, shared: bool) -> socket.socket:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if shared:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)  # inherited
         bound.bind(address)
         bound.listen(_BACKLOG)
     except OSError as error:

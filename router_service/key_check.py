@@ -2,13 +2,12 @@
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from router_service.api_keys import ApiKeys, Caller, given_key
+from router_service.api_keys import ApiKeys, given_key
 from router_service.error_shapes import error_answer
 from router_service.openai_errors import ApiKeyError
+from router_service.visits import visit_of
 
 OPEN_PATHS = frozenset({"/health", "/health/live", "/metrics", "/version"})
-_CALLER = "pointsman.caller"
-_NOBODY = Caller(tenant=None)
 
 
 class RequireApiKey:
@@ -25,11 +24,5 @@ class RequireApiKey:
                 )
                 await error_answer(error, scope["path"])(scope, receive, send)
                 return
-            scope[_CALLER] = caller
+            visit_of(scope).caller = caller
         await self._app(scope, receive, send)
-
-
-def caller_of(scope: Scope) -> Caller:
-    """Of a request that got here; the same for all where no keys are needed."""
-    caller: Caller = scope.get(_CALLER, _NOBODY)
-    return caller

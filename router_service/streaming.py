@@ -9,8 +9,9 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from cluster.errors import PointsmanError
+from cluster.errors import CellError, PointsmanError
 from cluster.log import logger
+from router_service.visits import visit_of
 
 T = TypeVar("T")
 _log = logger("http")
@@ -91,13 +92,22 @@ class EventStream(Response):
             except PointsmanError as error:
                 if not started:
                     raise
-                _log.warning("stream ended with an error: %s", ascii(str(error)))
+                _log.warning(
+                    "stream broke off request_id=%s reason=%s",
+                    visit_of(scope).request_id,
+                    _reason(error),
+                )
                 await send(_part(self._failure(error)))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def _part(body: bytes) -> dict[str, Any]:
     return {"type": "http.response.body", "body": body, "more_body": True}
+
+
+def _reason(error: PointsmanError) -> str:
+    """Errors of requests may quote them, those of cells do not."""
+    return ascii(str(error)) if isinstance(error, CellError) else type(error).__name__
 
 
 async def _disconnect(receive: Receive) -> None:

@@ -8,9 +8,11 @@ from cluster.config import Config
 from cluster.log import configure_logging
 from deploy.cell_plan import CellPlan
 from router_service.api_keys import ApiKeys
+from router_service.http_protocol import ConnectionLimits
 from router_service.http_server import BoundPorts, HttpServerOptions
 from router_service.http_server import HttpServer as HttpService
 from router_service.model_parsers import ParserNames
+from router_service.tls_files import tls_files
 
 UPDATE_WAITS = 4
 """An update of the weights waits for the end of a step, for the directory, for all ranks to read and for all to take,
@@ -52,6 +54,10 @@ class HttpServer:
                 parser_names=ParserNames(
                     config.http.tool_call_parser, config.http.reasoning_parser
                 ),
+                limits=ConnectionLimits(write_seconds=config.http.write_timeout_seconds),
+                cors_origins=config.http.cors_origins,
+                logs_access=config.http.access_log,
+                tls=tls_files(config.http.tls_cert, config.http.tls_key),
             )
         )
 
@@ -61,6 +67,9 @@ class HttpServer:
 
     def run(self) -> None:
         self._service.wait()
+
+    def drain(self, seconds: float) -> bool:
+        return self._service.drain(seconds)
 
     def stop(self, seconds: float, reason: str) -> None:
         self._service.stop(seconds, reason)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from expert_workers.model.checkpoint import INDEX_FILE, SINGLE_FILE
+from tests.helpers.certificates import ANOTHER_KEY, CERTIFICATE, LOCKED_KEY
 from tests.helpers.tiny_checkpoints import QWEN3_CONFIG, write_json
 
 Change = Callable[[Path], object]
@@ -45,6 +46,10 @@ def with_qwen3(**changes: Any) -> Change:
 def with_file(name: str, content: str | bytes) -> Change:
     data = content.encode() if isinstance(content, str) else content
     return lambda directory: (directory / name).write_bytes(data)
+
+
+def both(*changes: Change) -> Change:
+    return lambda directory: [change(directory) for change in changes]
 
 
 def with_settings(text: str) -> Change:
@@ -177,6 +182,7 @@ BAD_MODELS: dict[str, Change] = {
     "a sampling default out of range": with_file("generation_config.json", '{"top_p": 0}'),
 }
 
+_TLS = "serve --tls-cert DIR/cert.pem --tls-key DIR/key.pem #"
 _TOML = "serve --config DIR/cell.toml #"
 FILES: dict[str, Change] = {
     "serve --api-key-file DIR/key # empty": with_file("key", "# no key yet\n\n"),
@@ -185,6 +191,14 @@ FILES: dict[str, Change] = {
     "serve --api-key-file DIR/key # a key that no header can hold": with_file("key", "schlüssel"),
     "serve --api-key-file DIR/key # a tenant that no log can hold": with_file("key", "a=b key"),
     "serve --api-key-file DIR/key # not text": with_file("key", b"\xff\xfe"),
+    f"{_TLS} a certificate alone": with_file("cert.pem", CERTIFICATE),
+    f"{_TLS} neither is PEM": both(with_file("cert.pem", "one"), with_file("key.pem", "two")),
+    f"{_TLS} another key": both(
+        with_file("cert.pem", CERTIFICATE), with_file("key.pem", ANOTHER_KEY)
+    ),
+    f"{_TLS} a key with a passphrase": both(
+        with_file("cert.pem", CERTIFICATE), with_file("key.pem", LOCKED_KEY)
+    ),
     f"{_TOML} [cell": with_settings("[cell"),
     f"{_TOML} cell = 1": with_settings("cell = 1"),
     f"{_TOML} [colour]": with_settings("[colour]"),

@@ -32,6 +32,7 @@ class Method:
 class SilentActor:
     start: Method = field(default_factory=Method)
     run: Method = field(default_factory=Method)
+    drain: Method = field(default_factory=Method)
 
 
 class Fleet:
@@ -115,3 +116,13 @@ def test_where_another_serves_slow_starts_are_tried_for_ever() -> None:
     for _ in range(4 * MAX_SLOW_STARTS):
         assert fleet.after(START_SECONDS * 2**5) is None
     assert len(fleet.made) > 2 * MAX_SLOW_STARTS
+
+
+def test_while_answers_end_no_server_begins() -> None:
+    fleet = Fleet(num_serving=2, num_silent=1)
+    fleet.servers._start_later(fleet.servers._servers[1], "killed")
+    draining = fleet.servers.drain(20.0)
+    assert draining == fleet.made[0].drain.calls
+    assert fleet.killed == [fleet.made[1], fleet.made[2]]
+    fleet.after(2 * START_PAUSE_SECONDS)
+    assert len(fleet.made) == 3

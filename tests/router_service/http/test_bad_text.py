@@ -13,6 +13,7 @@ import pytest
 from cluster.errors import CellError
 from router_service.openai_errors import error_body
 from router_service.streaming import EventStream, event
+from router_service.visits import Visits
 from tests.helpers.scripted_engine import ScriptedEngine
 from tests.router_service.http.helpers import (
     CHAT,
@@ -172,11 +173,9 @@ def test_a_log_line_about_a_stream_can_be_written_whatever_text_the_error_holds(
     log = logging.getLogger("pointsman.http")
     log.addHandler(handler)
     try:
-        asyncio.run(
-            EventStream(fail_after_one, lambda error: event(error_body(error)))(
-                {"type": "http"}, never, send
-            )
-        )
+        stream = EventStream(fail_after_one, lambda error: event(error_body(error)))
+        scope = {"type": "http", "path": "/", "headers": []}
+        asyncio.run(Visits(stream, logs_access=False)(scope, never, send))
     finally:
         log.removeHandler(handler)
     (line,) = written.getvalue().splitlines()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from router_service.http_protocol import MAX_HEAD_BYTES, MIN_BODY_BYTES_PER_SECOND
+from router_service.http_protocol import MAX_HEAD_BYTES, MIN_BODY_BYTES_PER_SECOND, ConnectionLimits
 from router_service.http_server import BoundPorts
 from tests.helpers.scripted_engine import ScriptedEngine
 from tests.router_service.http.helpers import (
@@ -33,7 +33,7 @@ def engine() -> Iterator[ScriptedEngine]:
 
 @pytest.fixture(scope="module")
 def ports(engine: ScriptedEngine) -> Iterator[BoundPorts]:
-    with running_server(engine, receive_seconds=SECONDS) as (_, ports):
+    with running_server(engine, limits=ConnectionLimits(receive_seconds=SECONDS)) as (_, ports):
         yield ports
 
 
@@ -165,7 +165,10 @@ def test_headers_without_end_are_refused(ports: BoundPorts) -> None:
 
 
 def test_others_are_served_beside_a_hundred_half_requests(engine: ScriptedEngine) -> None:
-    with running_server(engine, receive_seconds=PATIENCE) as (client, ports):
+    with running_server(engine, limits=ConnectionLimits(receive_seconds=PATIENCE)) as (
+        client,
+        ports,
+    ):
         halves = [connect(ports.port) for _ in range(100)]
         for half in halves:
             half.sendall(HEAD)
