@@ -35,7 +35,7 @@ class NodePayload:
     @property
     def num_blocks_with_kv(self) -> int:
         """Blocks whose KV some rank holds; the blocks after them have routes only."""
-        return max(map(len, self.kv.values()), default=0)
+        return max(map(len, self.kv.values())) if self.kv else 0
 
     def add_blocks(self, routes: PackedRoutes) -> None:
         """Blocks after the last one, without KV yet; mutates."""

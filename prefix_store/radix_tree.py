@@ -5,7 +5,6 @@ An edge holds the tokens themselves and they are compared by bytes, so two promp
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import NamedTuple
 
 import numpy as np
@@ -15,13 +14,15 @@ from cluster.types import Namespace, Rank
 from prefix_store.packed_routes import PackedRoutes
 from prefix_store.payload import NodePayload
 
+_INT32_ON_EDGES = np.dtype("<i4")
+
 
 class BlockKeys:
     """The full blocks of a token sequence as bytes (int32, little-endian); the tokens after them do not count."""
 
     def __init__(self, token_ids: npt.NDArray[np.int32], block_size: int) -> None:
         self.block_bytes = 4 * block_size
-        self.data = token_ids.astype("<i4", copy=False).tobytes()
+        self.data = token_ids.astype(_INT32_ON_EDGES, copy=False).tobytes()
         self._num_blocks = len(token_ids) // block_size
 
     def __len__(self) -> int:
@@ -161,13 +162,12 @@ class RadixTree:
         assert parent is not None
         assert not leaf.children
         assert leaf.num_leases == 0
-        first_key = self._first_key(leaf.edge)
+        if num_blocks == leaf.num_blocks:
+            del parent.children[self._first_key(leaf.edge)]
+            self.num_nodes -= 1
         leaf.payload.drop_tail(num_blocks)
         del leaf.edge[len(leaf.edge) - num_blocks * self._block_bytes :]
         leaf.end_block -= num_blocks
-        if not leaf.num_blocks:
-            del parent.children[first_key]
-            self.num_nodes -= 1
 
     def drop_if_empty(self, namespace: Namespace) -> None:
         """A namespace without nodes and leases goes."""
@@ -212,7 +212,11 @@ class RadixTree:
 
 def path_from_root(node: RadixNode, first_block: int = 0) -> list[RadixNode]:
     """The nodes that hold blocks at or after `first_block`, down to `node`, in token order. Does not mutate."""
-    path = list(takewhile(lambda part: part.end_block > first_block, _upwards(node, None)))
+    path: list[RadixNode] = []
+    part: RadixNode | None = node
+    while part is not None and part.end_block > first_block:
+        path.append(part)
+        part = part.parent
     path.reverse()
     return path
 

@@ -30,6 +30,7 @@ from prefix_store.score_records import ScoreRecords
 from prefix_store.size_account import SizeAccount
 
 TokenIds = npt.NDArray[np.int32]
+_INT32 = np.dtype(np.int32)
 
 
 class PrefixStore:
@@ -294,7 +295,7 @@ class PrefixStore:
         return self._account.routes.stored * self._route_block_bytes
 
     def _keys(self, token_ids: TokenIds) -> BlockKeys:
-        if token_ids.dtype != np.int32 or token_ids.ndim != 1:
+        if token_ids.dtype != _INT32 or token_ids.ndim != 1:
             raise StoreError(
                 f"token ids must be [n] int32, got {token_ids.ndim}-d {token_ids.dtype}"
             )
