@@ -86,6 +86,8 @@ class HttpSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     servers: int = 1
     """HTTP server processes that share both ports."""
     max_body_bytes: int = 32 * 2**20
+    max_bodies_bytes: int = 256 * 2**20
+    """Of all bodies that one server reads or parses at a time; a further one is a 503."""
     api_key_file: str = ""
     tool_call_parser: Literal["auto", "none", "hermes", "deepseek", "mistral"] = "auto"
     """Of calls in answers; auto: the format that the model's chat template shows calls in."""
@@ -178,6 +180,7 @@ def _check_ranges(config: Config) -> None:
         ("http.drain_seconds", http.drain_seconds, 0, 86400),
         ("http.write_timeout_seconds", http.write_timeout_seconds, 0.1, 86400),
         ("http.max_body_bytes", http.max_body_bytes, 1024, 2**31 - 1),
+        ("http.max_bodies_bytes", http.max_bodies_bytes, http.max_body_bytes, 2**40),
     ]
     for name, value, low, high in checks:
         if not low <= value <= high:

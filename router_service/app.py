@@ -24,7 +24,7 @@ from router_service.openai_errors import (
 )
 from router_service.openapi.document import openapi_document
 from router_service.request_admission import RequestAdmission, ServedModel, unknown_model
-from router_service.request_bodies import RequestBodies
+from router_service.request_bodies import BodyLimits, RequestBodies
 from router_service.responses_api.api import ResponsesApi
 from router_service.streaming import ClientLeft
 from router_service.tokenization_api import TokenizationApi
@@ -51,7 +51,7 @@ register_url_convertor("any_text", AnyText())
 
 @dataclass(frozen=True)
 class ApiOptions:
-    max_body_bytes: int
+    bodies: BodyLimits
     needs_key: bool
     """Shown by the OpenAPI document; whoever is around the application checks it."""
     version: str
@@ -74,7 +74,7 @@ class ServiceApi:
         self._options = options
         self._parts = ApiParts(
             model,
-            RequestBodies(options.max_body_bytes),
+            RequestBodies(options.bodies),
             admission,
             Answering(Generator(client, model.text.codec)),
         )

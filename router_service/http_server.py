@@ -28,6 +28,7 @@ from router_service.model_parsers import BY_TEMPLATE, ParserNames
 from router_service.model_text import load_model_text
 from router_service.origins import open_to
 from router_service.request_admission import RequestAdmission, ServedModel
+from router_service.request_bodies import BodyLimits
 from router_service.tls_files import TlsFiles
 from router_service.visits import Visits
 
@@ -60,6 +61,8 @@ class HttpServerOptions:
     """With requests open, the engine counts as lost after this long without a word."""
     weight_update_seconds: float = 1200.0
     """Longer than the engine waits for its ranks."""
+    max_bodies_bytes: int = 2**28
+    """See BodyLimits.max_bytes_together."""
     limits: ConnectionLimits = field(default_factory=ConnectionLimits)
     cors_origins: tuple[str, ...] = ()
     logs_access: bool = True
@@ -212,7 +215,7 @@ class HttpServer:
     def _applications(self, client: EngineClient, admission: RequestAdmission) -> list[ASGIApp]:
         options = self._options
         api_options = ApiOptions(
-            max_body_bytes=options.max_body_bytes,
+            bodies=BodyLimits(options.max_body_bytes, options.max_bodies_bytes),
             needs_key=options.api_keys is not None,
             version=options.version,
             created=int(time.time()),

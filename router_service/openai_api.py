@@ -35,17 +35,21 @@ class OpenAiApi:
         self._parts = parts
 
     async def completions(self, request: Request) -> Response:
-        parts = self._parts
-        body = validate(CompletionBody, await parts.bodies.json(request))
-        admitted = await parts.admission.completion(body)
-        generation = Generation(admitted, parts.model.name, "cmpl-")
-        form = OpenAiForm(generation, parts.model.text.codec, chat=False)
-        return await parts.answering.answer(request, generation, form)
+        return await self._answer(request, await self._completion(request), chat=False)
 
     async def chat_completions(self, request: Request) -> Response:
-        parts = self._parts
-        body = validate(ChatBody, await parts.bodies.json(request))
-        admitted = await parts.admission.read_chat(body)
-        generation = Generation(admitted, parts.model.name, "chatcmpl-", _CHAT_NAMES)
-        form = OpenAiForm(generation, parts.model.text.codec, chat=True)
-        return await parts.answering.answer(request, generation, form)
+        return await self._answer(request, await self._chat(request), chat=True)
+
+    async def _completion(self, request: Request) -> Generation:
+        async with self._parts.bodies.opened(request) as body:
+            admitted = await self._parts.admission.completion(validate(CompletionBody, body))
+        return Generation(admitted, self._parts.model.name, "cmpl-")
+
+    async def _chat(self, request: Request) -> Generation:
+        async with self._parts.bodies.opened(request) as body:
+            admitted = await self._parts.admission.read_chat(validate(ChatBody, body))
+        return Generation(admitted, self._parts.model.name, "chatcmpl-", _CHAT_NAMES)
+
+    async def _answer(self, request: Request, generation: Generation, *, chat: bool) -> Response:
+        form = OpenAiForm(generation, self._parts.model.text.codec, chat=chat)
+        return await self._parts.answering.answer(request, generation, form)

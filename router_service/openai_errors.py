@@ -35,6 +35,10 @@ class BodyTooLargeError(RequestError):
     """The body is over the configured limit (HTTP 413)."""
 
 
+class BusyError(CellError):
+    """The HTTP server holds as much as it may (HTTP 503)."""
+
+
 class SlowRequestError(RequestError):
     """The request did not arrive in time (HTTP 408)."""
 
@@ -76,6 +80,7 @@ _KINDS: Mapping[type[Exception], _Kind] = {
     RequestError: _Kind(400, "invalid_request_error", None),
     DeadlineError: _Kind(503, "server_error", "deadline_exceeded"),
     WeightsChangedError: _Kind(503, "server_error", "weights_changed"),
+    BusyError: _Kind(503, "server_error", "overloaded"),
     CellError: _Kind(503, "server_error", "unavailable"),
 }
 _INTERNAL = _Kind(500, "server_error", "internal_error")

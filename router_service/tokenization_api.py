@@ -28,7 +28,10 @@ class TokenizationApi:
         self._parts = parts
 
     async def tokenize(self, request: Request) -> Response:
-        json = await self._parts.bodies.json(request)
+        async with self._parts.bodies.opened(request) as json:
+            return await self._tokenized(json)
+
+    async def _tokenized(self, json: dict[str, Any]) -> Response:
         if "prompt" in json and "messages" in json:
             raise RequestError("messages: prompt is given too; send one of them", field="messages")
         if "messages" in json:
@@ -44,8 +47,11 @@ class TokenizationApi:
 
     async def detokenize(self, request: Request) -> Response:
         """The ids are bounded as those of a prompt are."""
+        async with self._parts.bodies.opened(request) as json:
+            return await self._detokenized(validate(DetokenizeBody, json))
+
+    async def _detokenized(self, body: DetokenizeBody) -> Response:
         model = self._parts.model
-        body = validate(DetokenizeBody, await self._parts.bodies.json(request))
         self._check_model(body.model)
         if len(body.tokens) > model.max_model_len:
             size = f"{len(body.tokens)} tokens"
@@ -56,8 +62,8 @@ class TokenizationApi:
         return json_response({"prompt": prompt})
 
     async def embeddings(self, request: Request) -> Response:
-        await self._parts.bodies.json(request)
-        name = self._parts.model.name
+        async with self._parts.bodies.opened(request):
+            name = self._parts.model.name
         raise RequestError(
             f"model: {name} generates text and makes no embeddings; use a model that is made for them",
             field="model",

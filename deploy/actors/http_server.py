@@ -47,6 +47,7 @@ class HttpServer:
                 admin_host=config.http.admin_host,
                 admin_port=config.http.admin_port,
                 max_body_bytes=config.http.max_body_bytes,
+                max_bodies_bytes=config.http.max_bodies_bytes,
                 version=version("pointsman"),
                 api_keys=api_keys,
                 shares_ports=config.http.servers > 1,

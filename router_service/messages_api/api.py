@@ -22,16 +22,21 @@ class MessagesApi:
         self._parts = parts
 
     async def create(self, request: Request) -> Response:
+        generation = await self._asked(request)
+        form = MessagesForm(generation)
+        return await self._parts.answering.answer(request, generation, form)
+
+    async def _asked(self, request: Request) -> Generation:
         parts = self._parts
-        chat = chat_of(*own_part(MessagesBody, await parts.bodies.json(request), THE_CHATS))
-        with chat.names.restored():
-            admitted = await parts.admission.read_chat(chat.body())
-        generation = Generation(admitted, parts.model.name, "msg_", chat.names)
-        return await parts.answering.answer(request, generation, MessagesForm(generation))
+        async with parts.bodies.opened(request) as json:
+            chat = chat_of(*own_part(MessagesBody, json, THE_CHATS))
+            with chat.names.restored():
+                admitted = await parts.admission.read_chat(chat.body())
+        return Generation(admitted, parts.model.name, "msg_", chat.names)
 
     async def count_tokens(self, request: Request) -> Response:
-        json = await self._parts.bodies.json(request)
-        chat = chat_of(*own_part(PromptBody, json, PROMPT_OF_THE_CHAT))
-        with chat.names.restored():
-            ids = await self._parts.admission.chat_prompt(chat.body())
+        async with self._parts.bodies.opened(request) as json:
+            chat = chat_of(*own_part(PromptBody, json, PROMPT_OF_THE_CHAT))
+            with chat.names.restored():
+                ids = await self._parts.admission.chat_prompt(chat.body())
         return json_response({"input_tokens": len(ids)})

@@ -16,11 +16,17 @@ class ResponsesApi:
         self._parts = parts
 
     async def create(self, request: Request) -> Response:
+        generation, form = await self._asked(request)
+        return await self._parts.answering.answer(request, generation, form)
+
+    async def _asked(self, request: Request) -> tuple[Generation, ResponsesForm]:
+        """The answer repeats what the request says of itself, so the form keeps that part of the body."""
         parts = self._parts
-        body, passed = own_part(ResponsesBody, await parts.bodies.json(request), THE_CHATS)
-        chat = chat_of(body, passed)
-        with chat.names.restored():
-            admitted = await parts.admission.read_chat(chat.body())
+        async with parts.bodies.opened(request) as json:
+            body, passed = own_part(ResponsesBody, json, THE_CHATS)
+            chat = chat_of(body, passed)
+            with chat.names.restored():
+                admitted = await parts.admission.read_chat(chat.body())
         generation = Generation(admitted, parts.model.name, "resp_", chat.names)
-        form = ResponsesForm(generation, body, parts.model.text.codec)
-        return await parts.answering.answer(request, generation, form)
+        repeated = body.model_copy(update={"input": ""})  # which may be large
+        return generation, ResponsesForm(generation, repeated, parts.model.text.codec)
