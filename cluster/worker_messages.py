@@ -115,6 +115,14 @@ class PlanPart(msgspec.Struct, frozen=True, tag=True):
     receive: ReceivePart
 
 
+class MeasureWeights(msgspec.Struct, frozen=True, tag=True):
+    """How much memory would this rank's share of the checkpoint take beside what serves. Answered by WeightsMeasured
+    before any rank is told to read."""
+
+    update_id: int
+    model_dir: str
+
+
 class PrepareWeights(msgspec.Struct, frozen=True, tag=True):
     """Read this rank's share of the checkpoint beside the weights that serve; answered by WeightsPrepared."""
 
@@ -136,15 +144,14 @@ class WorkerStop(msgspec.Struct, frozen=True, tag=True):
     pass
 
 
+ToExchangeWeights = MeasureWeights | PrepareWeights | CommitWeights | DiscardWeights
 ToWorker = (
     SequenceStart
     | SequenceEnd
     | RouteChunk
     | PlanPart
     | StepDescriptor
-    | PrepareWeights
-    | CommitWeights
-    | DiscardWeights
+    | ToExchangeWeights
     | WorkerStop
 )
 
@@ -246,6 +253,19 @@ class LoadFailure(msgspec.Struct, frozen=True):
     """The directory is to blame; else memory or the machine."""
 
 
+class WeightsMeasured(msgspec.Struct, frozen=True, tag=True):
+    """What the rank's share of other weights takes, or why it will not read them."""
+
+    rank: int
+    update_id: int
+    host: str
+    """Ranks with the same one share `free_bytes`."""
+    needed_bytes: int
+    free_bytes: int
+    """Of the host's memory, seen by this rank."""
+    failure: LoadFailure | None
+
+
 class WeightsPrepared(msgspec.Struct, frozen=True, tag=True):
     """The rank has read other weights, or could not; it serves the old ones."""
 
@@ -271,7 +291,13 @@ class WorkerFailed(msgspec.Struct, frozen=True, tag=True):
 
 
 ToEngineFromWorker = (
-    WorkerReady | PlansHeld | StepResult | WeightsPrepared | WeightsCommitted | WorkerFailed
+    WorkerReady
+    | PlansHeld
+    | StepResult
+    | WeightsMeasured
+    | WeightsPrepared
+    | WeightsCommitted
+    | WorkerFailed
 )
 
 

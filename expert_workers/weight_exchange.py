@@ -5,25 +5,27 @@ Copying keeps every tensor where it is: nothing that was built of the weights ha
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 from torch import Tensor
 
-from cluster.errors import CellError
 from cluster.model_config.same_model import require_same_model
 from cluster.model_spec import ComputeDtype, ModelSpec
 from cluster.namespace import model_fingerprint
+from expert_workers.host_memory import HostMemory, host_memory
 from expert_workers.model.checkpoint import check_checkpoint
 from expert_workers.model.weights import ModelWeights, WeightTarget, load_weights, weight_share
 
 
-def available_bytes() -> int:
-    """Of the host's memory, as the kernel estimates it."""
-    return int(psutil.virtual_memory().available)
+@dataclass(frozen=True)
+class ShareRoom:
+    """What a second share of the weights takes of the host's memory, and what that has."""
+
+    needed_bytes: int
+    memory: HostMemory
 
 
 class WeightExchange:
@@ -36,26 +38,36 @@ class WeightExchange:
         target: WeightTarget,
         dtype: ComputeDtype,
         *,
-        free_bytes: Callable[[], int] = available_bytes,
+        memory: Callable[[], HostMemory] = host_memory,
     ) -> None:
         """target: of `served`."""
         self._served = served
         self._spec = spec
         self._beside = replace(target, device=torch.device("cpu"))
         self._dtype = dtype
-        self._free_bytes = free_bytes
+        self._memory = memory
         self._prepared: ModelWeights | None = None
+
+    def measure(self, model_dir: Path) -> ShareRoom:
+        """Of this rank's share; whether all ranks of the host have room is somebody else's to say.
+
+        Raises CheckpointError for a directory that is not the same model's.
+        """
+        self.discard()
+        require_same_model(model_dir, self._spec)
+        entries = check_checkpoint(model_dir, self._spec)
+        experts = self._beside.placement.local_experts(self._beside.rank)
+        share = weight_share(entries, map(int, experts), self._dtype)
+        return ShareRoom(share.replicated_bytes + share.expert_bytes, self._memory())
 
     def prepare(self, model_dir: Path) -> str:
         """Reads this rank's share: its own experts and the replicated rest. Returns the fingerprint of the files, taken
         after they were read. What serves is not touched.
 
-        Raises CheckpointError for a directory that is not the same model's or cannot be read, CellError when the
-        host's memory has no room for the second share.
+        Raises CheckpointError for a directory that is not the same model's or cannot be read.
         """
         self.discard()
         require_same_model(model_dir, self._spec)
-        self._require_room(model_dir)
         prepared = load_weights(model_dir, self._spec, self._beside)
         fingerprint = model_fingerprint(model_dir, self._dtype)
         self._prepared = prepared
@@ -71,17 +83,6 @@ class WeightExchange:
     def discard(self) -> None:
         """Forgets what was prepared, if anything was."""
         self._prepared = None
-
-    def _require_room(self, model_dir: Path) -> None:
-        entries = check_checkpoint(model_dir, self._spec)
-        experts = self._beside.placement.local_experts(self._beside.rank)
-        share = weight_share(entries, map(int, experts), self._dtype)
-        needed, free = share.replicated_bytes + share.expert_bytes, self._free_bytes()
-        if needed > free:
-            raise CellError(
-                f"a second share of the weights takes {needed} bytes of the host's memory until it "
-                f"serves, {free} are free"
-            )
 
 
 def _tensors(weights: Any) -> Iterator[Tensor]:

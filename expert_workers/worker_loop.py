@@ -12,6 +12,7 @@ from cluster.worker_messages import (
     DiscardWeights,
     HeldPlan,
     LoadFailure,
+    MeasureWeights,
     PlanPart,
     PlansHeld,
     PrepareWeights,
@@ -19,8 +20,10 @@ from cluster.worker_messages import (
     SequenceEnd,
     SequenceStart,
     StepDescriptor,
+    ToExchangeWeights,
     ToWorker,
     WeightsCommitted,
+    WeightsMeasured,
     WeightsPrepared,
     WorkerFailed,
     WorkerReady,
@@ -101,6 +104,16 @@ class _WorkerLoop:
                 self._engine.send(encode(PlansHeld(self._rank, self._incarnation, [held])))
             case StepDescriptor():
                 self._execute(message)
+            case WorkerStop():
+                return False
+            case _:
+                self._exchange_weights(message)
+        return True
+
+    def _exchange_weights(self, message: ToExchangeWeights) -> None:
+        match message:
+            case MeasureWeights():
+                self._engine.send(encode(self._measure_weights(message)))
             case PrepareWeights():
                 self._engine.send(encode(self._prepare_weights(message)))
             case CommitWeights(update_id):
@@ -108,18 +121,24 @@ class _WorkerLoop:
                 self._engine.send(encode(WeightsCommitted(self._rank, update_id)))
             case DiscardWeights():
                 self._worker.weights.discard()
-            case WorkerStop():
-                return False
-        return True
+
+    def _measure_weights(self, message: MeasureWeights) -> WeightsMeasured:
+        try:
+            room = self._worker.weights.measure(Path(message.model_dir))
+        except Exception as error:
+            failure = _load_failure(error)
+            return WeightsMeasured(self._rank, message.update_id, "", 0, 0, failure)
+        memory = room.memory
+        return WeightsMeasured(
+            self._rank, message.update_id, memory.host, room.needed_bytes, memory.free_bytes, None
+        )
 
     def _prepare_weights(self, message: PrepareWeights) -> WeightsPrepared:
         failure, fingerprint = None, ""
         try:
             fingerprint = self._worker.weights.prepare(Path(message.model_dir))
-        except CheckpointError as error:
-            failure = LoadFailure(str(error), of_checkpoint=True)
         except Exception as error:  # whatever it is, nothing that serves was touched
-            failure = LoadFailure(_first_line(error), of_checkpoint=False)
+            failure = _load_failure(error)
         return WeightsPrepared(self._rank, message.update_id, fingerprint, failure)
 
     def _execute(self, step: StepDescriptor) -> None:
@@ -129,6 +148,12 @@ class _WorkerLoop:
         for frame in (outcome.routes, outcome.scores):
             if frame is not None:
                 self._routes.send(encode(frame))
+
+
+def _load_failure(error: Exception) -> LoadFailure:
+    if isinstance(error, CheckpointError):
+        return LoadFailure(str(error), of_checkpoint=True)
+    return LoadFailure(_first_line(error), of_checkpoint=False)
 
 
 def _first_line(error: Exception) -> str:

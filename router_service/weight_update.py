@@ -2,6 +2,7 @@
 
   inspect   the directory, on a thread; clients are served, no step runs from here on
   settle    what committed steps still owe is taken, as the present weights' own
+  measure   every rank says what its share would take, and all shares of a host must fit its memory
   prepare   every rank reads its share beside the one that serves
   exchange  what has begun ends, what has not goes on under other namespaces, the store is emptied
   commit    every rank serves what it has read
@@ -15,15 +16,23 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from cluster.errors import CheckpointError, DeadlineError
 from cluster.log import logger
 from cluster.messages import UpdateWeights, WeightsRefused, WeightsUpdated
 from cluster.namespace import weight_version
-from cluster.worker_messages import CommitWeights, PrepareWeights, WeightsPrepared
+from cluster.worker_messages import (
+    CommitWeights,
+    LoadFailure,
+    MeasureWeights,
+    PrepareWeights,
+    WeightsMeasured,
+    WeightsPrepared,
+)
 from router_service.engine import Engine
 from router_service.served_checkpoint import WeightSource
+from router_service.weight_room import lack_of_room
 
 POLL_SECONDS = 0.02
 """While a directory is read on the thread, clients are served at least so often."""
@@ -33,6 +42,12 @@ _LOG = logger("weights")
 
 class WeightRanks(Protocol):
     """All expert workers of the cell. Every wait raises RankLostError or DeadlineError naming who did not answer."""
+
+    def measure_weights(
+        self, message: MeasureWeights, timeout_seconds: float
+    ) -> list[WeightsMeasured]:
+        """By rank."""
+        ...
 
     def prepare_weights(
         self, message: PrepareWeights, timeout_seconds: float
@@ -91,7 +106,7 @@ class WeightUpdate:
             refused = WeightsRefused(command.query_id, "unavailable", str(error))
         if fingerprint is not None:
             self._engine.settle()
-            refused = self._prepare(command, fingerprint)
+            refused = self._measure(command) or self._prepare(command, fingerprint)
         if refused is not None or fingerprint is None:
             assert refused is not None
             _LOG.warning("weights refused dir=%r reason=%r", command.model_dir, refused.reason)
@@ -119,19 +134,24 @@ class WeightUpdate:
             self._around.serve(POLL_SECONDS)
         return inspection.result()
 
+    def _measure(self, command: UpdateWeights) -> WeightsRefused | None:
+        """None when the shares that every rank is about to read fit the memory of their hosts."""
+        message = MeasureWeights(next(self._update_ids), command.model_dir)
+        measured = self._ranks.measure_weights(message, self._timeout_seconds)
+        for answer in measured:
+            if answer.failure is not None:
+                return _refused(command, answer.rank, answer.failure)
+        lack = lack_of_room(measured)
+        return None if lack is None else WeightsRefused(command.query_id, "unavailable", lack)
+
     def _prepare(self, command: UpdateWeights, fingerprint: str) -> WeightsRefused | None:
         """None when every rank has read its share of the same files."""
         message = PrepareWeights(next(self._update_ids), command.model_dir)
         prepared = self._ranks.prepare_weights(message, self._timeout_seconds)
         for answer in prepared:
-            failure = answer.failure
-            if failure is not None:
+            if answer.failure is not None:
                 self._ranks.discard_weights()
-                return WeightsRefused(
-                    command.query_id,
-                    "invalid" if failure.of_checkpoint else "unavailable",
-                    f"rank {answer.rank}: {failure.reason}",
-                )
+                return _refused(command, answer.rank, answer.failure)
         for answer in prepared:
             if answer.model_fingerprint != fingerprint:
                 self._ranks.discard_weights()
@@ -162,6 +182,11 @@ class WeightUpdate:
             updated.restarted,
         )
         return updated
+
+
+def _refused(command: UpdateWeights, rank: int, failure: LoadFailure) -> WeightsRefused:
+    kind: Literal["invalid", "unavailable"] = "invalid" if failure.of_checkpoint else "unavailable"
+    return WeightsRefused(command.query_id, kind, f"rank {rank}: {failure.reason}")
 
 
 def _other_files(answer: WeightsPrepared, command: UpdateWeights) -> str:

@@ -18,6 +18,7 @@ from cluster.worker_messages import (
     CommitWeights,
     DiscardWeights,
     LateFrame,
+    MeasureWeights,
     PlanPart,
     PlansHeld,
     PrepareWeights,
@@ -28,6 +29,7 @@ from cluster.worker_messages import (
     StepResult,
     ToEngineFromWorker,
     WeightsCommitted,
+    WeightsMeasured,
     WeightsPrepared,
     WorkerFailed,
     WorkerReady,
@@ -39,7 +41,7 @@ BLAME_SECONDS = 3.0
 """How long the launcher may take to name a dead rank after an exchange broke."""
 
 
-A = TypeVar("A", StepResult, WeightsPrepared, WeightsCommitted)
+A = TypeVar("A", StepResult, WeightsMeasured, WeightsPrepared, WeightsCommitted)
 
 
 def peer_name(rank: int) -> bytes:
@@ -180,6 +182,17 @@ class WorkerClient:
         return frames
 
     # --- weight_update.WeightRanks
+
+    def measure_weights(
+        self, message: MeasureWeights, timeout_seconds: float
+    ) -> list[WeightsMeasured]:
+        self._send_all(encode(message))
+        return self._answers(
+            WeightsMeasured,
+            lambda answer: answer.update_id == message.update_id,
+            time.monotonic() + timeout_seconds,
+            f"did not look at the weights within {timeout_seconds:g} s (cell.start_timeout_seconds)",
+        )
 
     def prepare_weights(
         self, message: PrepareWeights, timeout_seconds: float

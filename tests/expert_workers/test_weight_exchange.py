@@ -1,19 +1,20 @@
 """One rank gets other weights while it lives: it then says what a rank that was started with them says."""
 
 import json
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from cluster.errors import CellError, CheckpointError
+from cluster.errors import CheckpointError
 from cluster.model_config.read import read_model_spec
 from cluster.namespace import model_fingerprint
 from cluster.placement import ExpertPlacement
+from expert_workers.host_memory import HostMemory
 from expert_workers.model.weights import WeightTarget, load_weights
-from expert_workers.weight_exchange import WeightExchange
+from expert_workers.weight_exchange import ShareRoom, WeightExchange
 from expert_workers.worker import ExpertWorker
 from expert_workers.worker_builder import build_expert_worker
 from tests.expert_workers.driving import (
@@ -143,11 +144,25 @@ def test_a_tensor_of_another_shape_than_the_config_says_is_named(
         worker_of(first).weights.prepare(other)
 
 
-def test_without_room_for_a_second_share_nothing_is_read(first: Path) -> None:
+def test_a_second_share_is_measured_as_large_as_the_one_that_serves(first: Path) -> None:
     spec = read_model_spec(first)
-    placement = ExpertPlacement.contiguous(spec.gate.num_experts, 1)
-    target = WeightTarget(placement, 0, torch.float32, torch.device("cpu"))
-    served = load_weights(first, spec, target)
-    exchange = WeightExchange(served, spec, target, "float32", free_bytes=lambda: 1000)
-    with pytest.raises(CellError, match=r"takes [0-9]+ bytes of the host's .* 1000 are free"):
-        exchange.prepare(first)
+    placement = ExpertPlacement.contiguous(spec.gate.num_experts, 2)
+    target = WeightTarget(placement, 1, torch.float32, torch.device("cpu"))
+    served, memory = load_weights(first, spec, target), HostMemory("host", 1000)
+    exchange = WeightExchange(served, spec, target, "float32", memory=lambda: memory)
+    assert exchange.measure(first) == ShareRoom(num_bytes(served), memory)
+
+
+def num_bytes(weights: Any) -> int:
+    """Of all tensors; this checkpoint ties none."""
+    if isinstance(weights, torch.Tensor):
+        return weights.nbytes
+    if isinstance(weights, tuple):
+        return sum(map(num_bytes, weights))
+    return sum(map(num_bytes, vars(weights).values())) if is_dataclass(weights) else 0
+
+
+def test_another_model_is_refused_when_it_is_measured(first: Path, tmp_path: Path) -> None:
+    other = write_variant(tmp_path / "other", TINY_CONFIG | {"hidden_size": 32}, seed=2)
+    with pytest.raises(CheckpointError, match="hidden_size is 32"):
+        worker_of(first).weights.measure(other)

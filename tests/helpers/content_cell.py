@@ -29,13 +29,16 @@ from cluster.worker_messages import (
     CommitWeights,
     DiscardWeights,
     LoadFailure,
+    MeasureWeights,
     PrepareWeights,
     RouteChunk,
     SequenceEnd,
     SequenceStart,
     StepDescriptor,
+    ToExchangeWeights,
     ToWorker,
     WeightsCommitted,
+    WeightsMeasured,
     WeightsPrepared,
     WorkerReady,
     WorkerStop,
@@ -86,6 +89,11 @@ class ContentRanks:
         self.is_held = False
         self.load_failures: dict[int, LoadFailure] = {}
         """By rank; others can read what they are told to."""
+        self.rooms: dict[int, tuple[str, int, int]] = {}
+        """By rank: host, bytes that other weights take, bytes that are free. Others need nothing."""
+        self.unmeasurable: set[int] = set()
+        """Ranks that fail when they look at other weights."""
+        self.num_prepared = 0
         self.other_files: set[int] = set()
         """Ranks that see other files than the engine."""
         self.silent_loaders: set[int] = set()
@@ -149,21 +157,30 @@ class ContentRanks:
                 self.content.end_sequences(Rank(rank), seq_ids)
             case RouteChunk() as chunk:
                 self.content.send_routes(Rank(rank), chunk)
-            case PrepareWeights() | CommitWeights() | DiscardWeights() as message:
-                answer = self._exchange(rank, message)
-                if answer is not None:
-                    socket.send(encode(answer))
             case StepDescriptor() as step:
                 self._have_step.add(rank)
                 if len(self._have_step) == self._num_ranks:
                     self._have_step.clear()
                     self._execute(step, sockets, routes)
+            case (
+                MeasureWeights() | PrepareWeights() | CommitWeights() | DiscardWeights()
+            ) as message:
+                answer = self._exchange(rank, message)
+                if answer is not None:
+                    socket.send(encode(answer))
         return True
 
+    def _measure(self, rank: int, message: MeasureWeights) -> WeightsMeasured:
+        host, needed, free = self.rooms.get(rank, ("host", 0, 0))
+        failure = LoadFailure("no tensors", True) if rank in self.unmeasurable else None
+        return WeightsMeasured(rank, message.update_id, host, needed, free, failure)
+
     def _exchange(
-        self, rank: int, message: PrepareWeights | CommitWeights | DiscardWeights
-    ) -> WeightsPrepared | WeightsCommitted | None:
+        self, rank: int, message: ToExchangeWeights
+    ) -> WeightsMeasured | WeightsPrepared | WeightsCommitted | None:
         match message:
+            case MeasureWeights():
+                return self._measure(rank, message)
             case PrepareWeights():
                 return None if rank in self.silent_loaders else self._prepare(rank, message)
             case CommitWeights(update_id):
@@ -175,6 +192,7 @@ class ContentRanks:
                 return None
 
     def _prepare(self, rank: int, message: PrepareWeights) -> WeightsPrepared:
+        self.num_prepared += 1
         failure = self.load_failures.get(rank)
         self._prepared = message.model_dir
         seen = "others" if rank in self.other_files else message.model_dir

@@ -1,5 +1,6 @@
 """An engine that gets other weights, as clients and ranks meet it. Digests stand for the model, names for weights."""
 
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -253,6 +254,52 @@ def test_when_one_rank_cannot_load_all_go_on_with_what_they_have(
     cell.ranks.load_failures.clear()
     update(cell)
     assert_says(cell, "other", OTHER.encode())
+
+
+@pytest.mark.parametrize(
+    ("rooms", "reason"),
+    [
+        (
+            {0: ("a", 60, 100), 1: ("a", 60, 101)},
+            "ranks 0, 1 of one host need 120 bytes .* 100 are",
+        ),
+        (
+            {0: ("a", 60, 100), 1: ("b", 60, 59)},
+            "rank 1 needs 60 bytes of its memory .* 59 are free",
+        ),
+    ],
+)
+def test_shares_that_do_not_fit_a_host_together_are_refused_before_anybody_reads(
+    cell: ContentCell, rooms: dict[int, tuple[str, int, int]], reason: str
+) -> None:
+    cell.ranks.rooms = rooms
+    refused = refusal(cell)
+    assert refused.kind == "unavailable"
+    assert re.search(reason, refused.reason)
+    assert cell.ranks.num_prepared == 0
+    assert_says(cell, "later", ROOT)
+
+
+@pytest.mark.parametrize(
+    "rooms",
+    [{0: ("a", 60, 120), 1: ("a", 60, 120)}, {0: ("a", 60, 60), 1: ("b", 60, 60)}],
+    ids=["one host", "two hosts"],
+)
+def test_shares_that_just_fit_their_hosts_are_read(
+    cell: ContentCell, rooms: dict[int, tuple[str, int, int]]
+) -> None:
+    cell.ranks.rooms = rooms
+    update(cell)
+    assert_says(cell, "other", OTHER.encode())
+
+
+def test_a_rank_that_finds_the_directory_wrong_is_named_before_anybody_reads(
+    cell: ContentCell,
+) -> None:
+    cell.ranks.unmeasurable.add(1)
+    refused = refusal(cell)
+    assert (refused.kind, refused.reason) == ("invalid", "rank 1: no tensors")
+    assert cell.ranks.num_prepared == 0
 
 
 def test_a_rank_that_sees_other_files_is_named(cell: ContentCell) -> None:
