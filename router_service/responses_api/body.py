@@ -8,6 +8,7 @@ from router_service.body_fields import (
     NullOnly,
     NullOrEmptyList,
     OnlyFalse,
+    OnlyTrue,
     Strict,
     at_field,
     one_of,
@@ -160,7 +161,10 @@ class Reasoning(Strict):
 
 
 class ResponseStreamOptions(Strict):
+    """A chat's include_usage is what benchmarks send here too; the last event always has the usage."""
+
     include_obfuscation: OnlyFalse = None
+    include_usage: OnlyTrue = None
 
 
 class ResponsesBody(Strict):

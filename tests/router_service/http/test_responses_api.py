@@ -273,6 +273,7 @@ def test_log_probs_are_those_of_a_chat(stream: bool, client: httpx.Client) -> No
         ({"max_output_tokens": 300}, "max_output_tokens"),
         ({"temperature": 3}, "temperature"),
         ({"stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
+        ({"stream_options": {"include_usage": False}}, "stream_options.include_usage"),
         ({"text": {"format": {"type": "nonsense"}}}, "text.format.type"),
         (
             {"text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "no"}}}},
@@ -321,6 +322,7 @@ def test_null_store_and_neutral_fields_are_accepted(client: httpx.Client) -> Non
         text={"format": {"type": "text"}},
         tools=[],
         metadata={},
+        stream_options={"include_usage": True, "include_obfuscation": False},
         max_output_tokens=1,
     )
     assert client.post(RESPONSES, json=body).status_code == 200
