@@ -44,6 +44,8 @@ class CellSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     exchange: Literal["auto", "gloo", "nccl"] = "auto"
     deterministic: bool = False
     start_timeout_seconds: float = 300.0
+    placement_timeout_seconds: float = 60.0
+    """How long a start waits for room that others hold."""
     exchange_timeout_seconds: float = 120.0
     """Longest wait of a rank inside one exchange; the engine's step deadline normally ends it earlier."""
     step_timeout_factor: float = 50.0
@@ -165,6 +167,7 @@ def _check_ranges(config: Config) -> None:
         ("model.max_len", config.model.max_len, 0, 2**31 - 1),
         ("cell.ep_size", config.cell.ep_size, 0, 4096),
         ("cell.start_timeout_seconds", config.cell.start_timeout_seconds, 1, 86400),
+        ("cell.placement_timeout_seconds", config.cell.placement_timeout_seconds, 0, 86400),
         ("cell.exchange_timeout_seconds", config.cell.exchange_timeout_seconds, 1, 86400),
         ("cell.step_timeout_factor", config.cell.step_timeout_factor, 2, 10000),
         ("cell.step_timeout_floor_seconds", config.cell.step_timeout_floor_seconds, 0.1, 3600),

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from cluster.logit_rules import NO_RULES, LogitRules
+from cluster.rank_place import RankPlace
 from cluster.scores import ScoreColumns
 from cluster.types import DispatchMode, EvictTarget, FinishReason, Running
 
@@ -253,6 +254,8 @@ class CellStatus(msgspec.Struct, frozen=True, tag=True):
     features: FeatureStates
     weight_version: str
     """Of the weights that are served."""
+    places: list[RankPlace]
+    """By rank, as far as they have reported."""
 
 
 class EvictReport(msgspec.Struct, frozen=True, tag=True):

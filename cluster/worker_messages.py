@@ -10,6 +10,7 @@ from cluster.dispatch_plan import ReceivePart, SendPart
 from cluster.logit_rules import NO_RULES, LogitRules
 from cluster.messages import Int32Column
 from cluster.model_spec import ComputeDtype
+from cluster.rank_place import RankPlace
 from cluster.scores import ScoreColumns
 from cluster.types import DispatchMode
 
@@ -182,6 +183,7 @@ class WorkerReady(msgspec.Struct, frozen=True, tag=True):
     identity: CellIdentity
     incarnation: str
     """Drawn at start: what an earlier process of this rank acknowledged does not count."""
+    place: RankPlace
 
 
 class HeldPlan(msgspec.Struct, frozen=True):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import ray
-import ray.util
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from cluster.channel import DealerSocket
 from cluster.config import Config
@@ -22,6 +22,7 @@ from deploy.actors.expert_worker import ExpertWorker, LoadedRank
 from deploy.actors.http_server import HttpServer
 from deploy.cell_plan import CellPlan
 from deploy.http_servers import HttpServers
+from deploy.reservation import Reservation, reserve
 from router_service.api_keys import ApiKeys
 from router_service.http_server import BoundPorts
 
@@ -41,6 +42,7 @@ class Cell:
     """The running actors. `run_refs` are the endless calls: one that ends means that its process did."""
 
     plan: CellPlan
+    reservation: Reservation
     engine: Any
     workers: list[Any]
     http_servers: HttpServers | None = None
@@ -86,14 +88,31 @@ def launch_cell(
 ) -> Cell:
     """Actors in a placement group, weights loaded, group joined, engine ready, HTTP listening.
 
-    Raises CellError naming the part that failed, DeadlineError when `cell.start_timeout_seconds` is over.
+    Raises CellError naming the part that failed, DeadlineError when `cell.placement_timeout_seconds` or
+    `cell.start_timeout_seconds` is over. Then nothing of it runs and nothing is reserved any more.
     """
+    reservation = reserve_cell(
+        plan, config.cell.placement_timeout_seconds, num_http_servers=config.http.servers
+    )
+    try:
+        return _launch(config, plan, reservation, progress, api_keys)
+    except BaseException:
+        reservation.release()
+        raise
+
+
+def _launch(
+    config: Config,
+    plan: CellPlan,
+    reservation: Reservation,
+    progress: Progress,
+    api_keys: ApiKeys | None,
+) -> Cell:
     deadline = time.monotonic() + config.cell.start_timeout_seconds
-    bundles = reserve(plan, deadline, config.http.servers)
     fingerprint = model_fingerprint(plan.model_dir, plan.dtype)
-    cell = Cell(plan, engine=None, workers=[])
-    cell.workers = [_start_worker(plan, bundles, rank) for rank in range(plan.ep_size)]
-    cell.engine = actor_in(Engine, bundles, plan.ep_size).remote(config, plan, fingerprint)
+    cell = Cell(plan, reservation, engine=None, workers=[])
+    cell.workers = [_start_worker(plan, reservation, rank) for rank in range(plan.ep_size)]
+    cell.engine = front_actor(Engine, reservation).remote(config, plan, fingerprint)
     front, worker_endpoint, route_endpoint = result_of(
         cell.engine.endpoints.remote(), deadline, "the engine"
     )
@@ -103,7 +122,7 @@ def launch_cell(
     cell.worker_refs = [w.run.remote(worker_endpoint, route_endpoint) for w in cell.workers]
     _wait_until_ready(cell, deadline)
     cell.http_servers = HttpServers(
-        lambda: actor_in(HttpServer, bundles, plan.ep_size).remote(config, plan, front, api_keys),
+        lambda: front_actor(HttpServer, reservation).remote(config, plan, front, api_keys),
         config.http.servers,
     )
     cell.http_servers.start(BoundPorts(config.http.port, config.http.admin_port), deadline)
@@ -119,34 +138,25 @@ def _front_cpus(num_http_servers: int) -> float:
     return PROCESS_CPUS * (1 + num_http_servers)
 
 
-def reserve(plan: CellPlan, deadline: float, num_http_servers: int = 1) -> Any:
-    """One bundle per rank and one for engine and HTTP servers, which share their ports and so the host; all or none."""
-    per_rank = {"CPU": 1.0, "GPU": 1.0} if plan.uses_gpus else {"CPU": 1.0}
-    group = ray.util.placement_group(
-        [per_rank] * plan.ep_size + [{"CPU": _front_cpus(num_http_servers)}], strategy="PACK"
-    )
-    if not group.wait(max(1.0, deadline - time.monotonic())):
-        raise DeadlineError(f"no room for {plan.ep_size} ranks: {ray.available_resources()} free")
-    return group
+def reserve_cell(plan: CellPlan, seconds: float, *, num_http_servers: int = 1) -> Reservation:
+    """Raises DeadlineError with what is missing."""
+    return reserve(plan.ep_size, int(plan.uses_gpus), _front_cpus(num_http_servers), seconds)
 
 
-def actor_in(cls: type, bundles: Any, bundle: int, **options: Any) -> Any:
-    strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
-        placement_group=bundles, placement_group_bundle_index=bundle
-    )
-    return ray.remote(cls).options(
-        num_cpus=options.pop("num_cpus", PROCESS_CPUS),
-        scheduling_strategy=strategy,
-        max_concurrency=4,
-        **options,
-    )
+def front_actor(cls: type, reservation: Reservation) -> Any:
+    """Beside the other ones of its kind, which share ports: the engine and the HTTP servers."""
+    return actor_in(cls, reservation.for_front(), num_cpus=PROCESS_CPUS)
 
 
-def _start_worker(plan: CellPlan, bundles: Any, rank: int) -> Any:
+def actor_in(cls: type, strategy: PlacementGroupSchedulingStrategy, **options: Any) -> Any:
+    return ray.remote(cls).options(scheduling_strategy=strategy, max_concurrency=4, **options)
+
+
+def _start_worker(plan: CellPlan, reservation: Reservation, rank: int) -> Any:
     options: dict[str, Any] = {"num_cpus": 1, "runtime_env": {"env_vars": {"OMP_NUM_THREADS": "1"}}}
     if plan.uses_gpus:
         options["num_gpus"] = 1
-    return actor_in(ExpertWorker, bundles, rank, **options).remote(plan, rank)
+    return actor_in(ExpertWorker, reservation.for_rank(rank), **options).remote(plan, rank)
 
 
 def _load_weights(cell: Cell, config: Config, deadline: float, progress: Progress) -> None:
@@ -173,7 +183,10 @@ def _load_weights(cell: Cell, config: Config, deadline: float, progress: Progres
             progress.loading(sum(fractions) / len(fractions))
     progress.loading(1.0)
     for rank, loaded in sorted(cell.ranks.items()):
-        _LOG.info("rank ready rank=%d pid=%d host=%s", rank, loaded.pid, loaded.host)
+        _LOG.info(
+            "rank ready rank=%d pid=%d host=%s device=%s",
+            *(rank, loaded.pid, loaded.place.host, loaded.place.device),
+        )
 
 
 def _wait_until_ready(cell: Cell, deadline: float) -> None:

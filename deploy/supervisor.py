@@ -20,6 +20,7 @@ from deploy.actor_calls import End, end_of
 from deploy.api_keys import take_api_keys
 from deploy.cell_plan import CellPlan
 from deploy.launch import Cell, launch_cell, num_ray_cpus
+from deploy.rank_map import map_lines
 from deploy.ray_cluster import RayCluster
 from router_service.api_keys import ApiKeys
 
@@ -98,6 +99,8 @@ def _serve_in(
     signals = StopSignals()
     on_signals(signals.handle)
     interrupts.check()
+    for line in map_lines({rank: loaded.place for rank, loaded in cell.ranks.items()}):
+        say(line)
     print(
         f"pointsman is ready: {_url(config.http, config.http.host, ports.port)} (model "
         f"{plan.served_model_name}, admin {_url(config.http, config.http.admin_host, ports.admin_port)})",
@@ -203,7 +206,7 @@ def _rank_lost(cell: Cell) -> str:
     """Tells the engine, which ends every request with this error, and waits for it to have said so."""
     rank, end = _culprit(cell)
     loaded = cell.ranks[rank]
-    reason = f"{end.reason} (pid {loaded.pid} on {loaded.host})"
+    reason = f"{end.reason} (pid {loaded.pid} on {loaded.place.host})"
     _LOG.error("rank lost rank=%d reason=%r", rank, reason)
     assert cell.link is not None
     cell.link.rank_lost(rank, reason)
@@ -248,6 +251,7 @@ def take_down(cell: Cell, reason: str) -> None:
         if actor is not None:
             with contextlib.suppress(ray.exceptions.RayError):
                 ray.kill(actor)
+    cell.reservation.release()
 
 
 def on_signals(handler: Callable[[int, FrameType | None], object]) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from cluster.channel import DealerSocket, PushSocket
 from cluster.errors import CheckpointError
+from cluster.rank_place import RankPlace
 from cluster.wire import Decoder, encode
 from cluster.worker_messages import (
     CommitWeights,
@@ -38,14 +39,14 @@ NO_STEP = -1
 
 
 def run_worker(
-    worker: ExpertWorker, *, rank: int, engine_endpoint: str, route_endpoint: str
+    worker: ExpertWorker, *, rank: int, place: RankPlace, engine_endpoint: str, route_endpoint: str
 ) -> None:
     """Serves the engine until WorkerStop; the group has ended when this returns.
 
     Any failure is told to the engine first, then raised: the group is of no use any more.
     """
     engine, routes = DealerSocket(f"rank-{rank}"), PushSocket()
-    loop = _WorkerLoop(worker, rank, engine, routes)
+    loop = _WorkerLoop(worker, rank, place, engine, routes)
     try:
         engine.connect(engine_endpoint)
         routes.connect(route_endpoint)
@@ -61,10 +62,16 @@ def run_worker(
 
 class _WorkerLoop:
     def __init__(
-        self, worker: ExpertWorker, rank: int, engine: DealerSocket, routes: PushSocket
+        self,
+        worker: ExpertWorker,
+        rank: int,
+        place: RankPlace,
+        engine: DealerSocket,
+        routes: PushSocket,
     ) -> None:
         self._worker = worker
         self._rank = rank
+        self._place = place
         self._engine = engine
         self._routes = routes
         self._decoder: Decoder[ToWorker] = Decoder(ToWorker)
@@ -72,8 +79,9 @@ class _WorkerLoop:
         self._incarnation = secrets.token_hex(8)
 
     def run(self) -> None:
+        identity = self._worker.identity
         self._engine.send(
-            encode(WorkerReady(self._rank, os.getpid(), self._worker.identity, self._incarnation))
+            encode(WorkerReady(self._rank, os.getpid(), identity, self._incarnation, self._place))
         )
         while True:
             # Without a deadline: an idle cell costs nothing, and whoever started this process ends it.

@@ -188,6 +188,10 @@ def status_body(status: CellStatus) -> dict[str, object]:
         "steps_total": status.steps_total,
         "features": features_body(status.features),
         "weight_version": status.weight_version,
+        "ranks": [
+            {"rank": rank, "host": place.host, "device": place.device}
+            for rank, place in enumerate(status.places)
+        ],
     }
 
 

@@ -412,6 +412,7 @@ class EngineService:
             steps_total=self._engine.num_steps,
             features=self._engine.features,
             weight_version=self._engine.weight_version,
+            places=self._workers.places,
         )
 
     def _refresh_gauges(self) -> None:

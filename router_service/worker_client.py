@@ -11,6 +11,7 @@ from msgspec.structs import asdict
 
 from cluster.channel import PullSocket, RouterSocket
 from cluster.errors import CellError, DeadlineError, RankLostError
+from cluster.rank_place import RankPlace
 from cluster.types import Rank
 from cluster.wire import Decoder, encode
 from cluster.worker_messages import (
@@ -75,6 +76,7 @@ class WorkerClient:
         self._frame_decoder: Decoder[LateFrame] = Decoder(LateFrame)
         self._client_socket = clients.socket
         self._incarnations: dict[int, str] = {}
+        self._places: dict[int, RankPlace] = {}
         self._held: list[PlansHeld] = []
         self._poller = zmq.Poller()
         self._route_poller = zmq.Poller()
@@ -82,6 +84,11 @@ class WorkerClient:
             poller.register(workers.socket, zmq.POLLIN)
             poller.register(self._client_socket, zmq.POLLIN)
         self._route_poller.register(routes.socket, zmq.POLLIN)
+
+    @property
+    def places(self) -> list[RankPlace]:
+        """By rank; empty until all have reported."""
+        return [place for _, place in sorted(self._places.items())]
 
     # --- start and stop
 
@@ -105,6 +112,7 @@ class WorkerClient:
         by_rank = [ready[rank] for rank in range(self._num_ranks)]
         self._refuse_differences(by_rank)
         self._incarnations = {message.rank: message.incarnation for message in by_rank}
+        self._places = {message.rank: message.place for message in by_rank}
         return by_rank
 
     def _refuse_differences(self, by_rank: list[WorkerReady]) -> None:

@@ -3,9 +3,11 @@
 import os
 from dataclasses import dataclass
 
+import ray
 import ray.util
 
 from cluster.log import configure_logging
+from cluster.rank_place import RankPlace
 from cluster.types import Rank
 from deploy.cell_plan import CellPlan
 from expert_workers.device import detect_devices, rank_device, use_one_compute_thread
@@ -17,10 +19,10 @@ from expert_workers.worker_loop import run_worker
 
 @dataclass(frozen=True)
 class LoadedRank:
-    """Where a rank runs."""
+    """Which process a rank is, and where."""
 
     pid: int
-    host: str
+    place: RankPlace
 
 
 class ExpertWorker:
@@ -67,7 +69,7 @@ class ExpertWorker:
             ),
             progress=self._note_progress,
         )
-        return LoadedRank(os.getpid(), _host_address())
+        return LoadedRank(os.getpid(), _place())
 
     def progress(self) -> float:
         """Fraction of this rank's weights that are loaded."""
@@ -79,6 +81,7 @@ class ExpertWorker:
         run_worker(
             self._worker,
             rank=self._rank,
+            place=_place(),
             engine_endpoint=engine_endpoint,
             route_endpoint=route_endpoint,
         )
@@ -90,3 +93,8 @@ class ExpertWorker:
 def _host_address() -> str:
     address: str = ray.util.get_node_ip_address()
     return address
+
+
+def _place() -> RankPlace:
+    gpus: list[str] = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
+    return RankPlace(_host_address(), f"cuda:{gpus[0]}" if gpus else "cpu")

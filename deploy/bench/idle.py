@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from cluster.config import Config
 from cluster.errors import CellError
 from deploy.cell_plan import CellPlan
-from deploy.launch import actor_in, launch_cell, num_ray_cpus, reserve
+from deploy.launch import actor_in, front_actor, launch_cell, num_ray_cpus, reserve_cell
 from deploy.planning import plan_cell
 from deploy.ray_cluster import RayCluster
 from deploy.supervisor import take_down, watch
@@ -41,13 +41,12 @@ class _EmptyActors:
     """As many processes in the same placement group as a cell has."""
 
     def __init__(self, plan: CellPlan) -> None:
-        bundles = reserve(plan, time.monotonic() + _START_SECONDS)
+        place = reserve_cell(plan, _START_SECONDS)
         self._actors = [
-            actor_in(Empty, bundles, rank, num_cpus=1).remote() for rank in range(plan.ep_size)
+            actor_in(Empty, place.for_rank(rank), num_cpus=1).remote()
+            for rank in range(plan.ep_size)
         ]
-        self._actors += [
-            actor_in(Empty, bundles, plan.ep_size).remote() for _ in ("engine", "HTTP server")
-        ]
+        self._actors += [front_actor(Empty, place).remote() for _ in ("engine", "HTTP server")]
         ray.get([actor.wait.remote() for actor in self._actors], timeout=_START_SECONDS)
 
     def idle(self, seconds: float) -> None:

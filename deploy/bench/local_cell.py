@@ -15,6 +15,7 @@ from cluster.config import Config
 from cluster.errors import CellError
 from cluster.messages import Completion, SamplingParams, Submit
 from cluster.namespace import model_fingerprint
+from cluster.rank_place import RankPlace
 from cluster.types import FinishReason
 from cluster.worker_messages import StepResult
 from deploy.cell_plan import CellPlan
@@ -260,4 +261,10 @@ def _run_rank(
             exchange_timeout_seconds=START_SECONDS,
         )
     )
-    run_worker(worker, rank=rank, engine_endpoint=engine_endpoint, route_endpoint=route_endpoint)
+    run_worker(
+        worker,
+        rank=rank,
+        place=RankPlace(LOOPBACK, "cpu"),
+        engine_endpoint=engine_endpoint,
+        route_endpoint=route_endpoint,
+    )

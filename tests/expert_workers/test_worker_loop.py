@@ -9,6 +9,7 @@ import pytest
 from cluster.channel import PullSocket, RouterSocket
 from cluster.errors import CellError, WireError
 from cluster.namespace import model_fingerprint
+from cluster.rank_place import RankPlace
 from cluster.routes import ExpertRoutes
 from cluster.types import DispatchMode
 from cluster.wire import Decoder, encode
@@ -47,6 +48,7 @@ from tests.expert_workers.driving import (
 from tests.helpers.ranks import LOOPBACK, RankContext, run_ranks
 
 EP_SIZE = 2
+PLACE = RankPlace(LOOPBACK, "cpu")
 WAIT_SECONDS = 20.0
 IDENTITY = CellIdentity(
     model_fingerprint=model_fingerprint(DEMO_MODEL, "float32"),
@@ -128,7 +130,9 @@ def serve_until_stopped(context: RankContext) -> str:
     engine, routes = store.get("endpoints").decode().split()
     worker = build_expert_worker(make_options(context.rank, EP_SIZE), store=context.store("group"))
     try:
-        run_worker(worker, rank=context.rank, engine_endpoint=engine, route_endpoint=routes)
+        run_worker(
+            worker, rank=context.rank, place=PLACE, engine_endpoint=engine, route_endpoint=routes
+        )
     except CellError as error:
         return type(error).__name__
     return "stopped"

@@ -17,6 +17,7 @@ from cluster.model_config.read import read_model_spec
 from cluster.model_spec import ModelSpec
 from cluster.namespace import model_fingerprint
 from cluster.placement import ExpertPlacement
+from cluster.rank_place import RankPlace
 from cluster.types import DispatchMode, Rank
 from cluster.worker_messages import CellIdentity
 from expert_workers.worker import ExpertWorker
@@ -191,7 +192,11 @@ def run_rank(
         FileStore(meeting_file, options.ep_size),
     )
     run_worker(
-        worker, rank=Rank(rank), engine_endpoint=engine_endpoint, route_endpoint=route_endpoint
+        worker,
+        rank=Rank(rank),
+        place=RankPlace(LOOPBACK, "cpu"),
+        engine_endpoint=engine_endpoint,
+        route_endpoint=route_endpoint,
     )
 
 

@@ -21,6 +21,7 @@ from cluster.messages import (
     ToHttpServer,
 )
 from cluster.placement import ExpertPlacement
+from cluster.rank_place import RankPlace
 from cluster.scores import SCORE_BYTES
 from cluster.types import Rank
 from cluster.wire import Decoder, encode
@@ -132,7 +133,17 @@ class ContentRanks:
         routes.connect(self._service.route_endpoint)
         for rank, socket in sockets.items():
             socket.connect(self._service.worker_endpoint)
-            socket.send(encode(WorkerReady(rank, 0, make_identity(self._num_ranks), "first life")))
+            socket.send(
+                encode(
+                    WorkerReady(
+                        rank,
+                        0,
+                        make_identity(self._num_ranks),
+                        "first life",
+                        RankPlace("127.0.0.1", "cpu"),
+                    )
+                )
+            )
         while not self._stop.is_set() and sockets:
             for rank, socket in list(sockets.items()):
                 if rank == self._hang_up or not self._serve(rank, socket, sockets, routes):

@@ -37,6 +37,7 @@ from cluster.messages import (
     ToEngine,
     ToHttpServer,
 )
+from cluster.rank_place import RankPlace
 from cluster.scores import ScoreColumns
 from cluster.types import FinishReason
 from cluster.wire import Decoder, encode
@@ -277,6 +278,7 @@ class ScriptedEngine:
             steps_total=7,
             features=self.features,
             weight_version=self.weight_version,
+            places=[RankPlace("127.0.0.1", "cpu")] * 4,
         )
 
 

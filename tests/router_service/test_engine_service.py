@@ -26,6 +26,7 @@ from cluster.messages import (
     SubmitAll,
 )
 from cluster.prefix_match import Publication
+from cluster.rank_place import RankPlace
 from cluster.wire import encode
 from cluster.worker_messages import WorkerFailed, WorkerReady
 from prefix_store.store import PrefixStore
@@ -355,7 +356,9 @@ def test_a_bug_in_the_engine_ends_every_request_with_an_error_and_then_the_engin
 def test_a_late_word_of_a_worker_while_idle_is_no_failure(cell: ContentCell) -> None:
     worker = DealerSocket("rank-1-again")
     worker.connect(cell.service.worker_endpoint)
-    worker.send(encode(WorkerReady(1, 0, make_identity(2), "first life")))
+    worker.send(
+        encode(WorkerReady(1, 0, make_identity(2), "first life", RankPlace("127.0.0.1", "cpu")))
+    )
     cell.client.submit("r", PROMPT, 3)
     cell.client.wait_for("r")
     assert cell.client.status().ready

@@ -9,6 +9,7 @@ import pytest
 
 from cluster.channel import DealerSocket, PullSocket, PushSocket, RouterSocket
 from cluster.errors import CellError, DeadlineError, RankLostError, WireError
+from cluster.rank_place import RankPlace
 from cluster.scores import ScoreColumns
 from cluster.types import Rank, StepId
 from cluster.wire import Decoder, encode
@@ -31,6 +32,7 @@ from router_service.step_clock import StepClock
 from router_service.worker_client import WorkerClient
 
 HOST = "127.0.0.1"
+PLACE = RankPlace(HOST, "cpu")
 PATIENCE = 10.0
 SHORT = 0.2
 IDENTITY = CellIdentity(
@@ -77,7 +79,7 @@ class Ends:
 
     def all_ready(self) -> None:
         for rank, socket in enumerate(self.ranks):
-            socket.send(encode(WorkerReady(rank, 1000 + rank, IDENTITY, "first life")))
+            socket.send(encode(WorkerReady(rank, 1000 + rank, IDENTITY, "first life", PLACE)))
         self.client.wait_until_ready(PATIENCE)
 
 
@@ -115,13 +117,13 @@ def raise_lost(rank: int) -> Callable[[], None]:
 
 
 def test_workers_are_ready_when_every_rank_has_said_so(ends: Ends) -> None:
-    ends.ranks[1].send(encode(WorkerReady(1, 11, IDENTITY, "first life")))
-    ends.ranks[0].send(encode(WorkerReady(0, 10, IDENTITY, "first life")))
+    ends.ranks[1].send(encode(WorkerReady(1, 11, IDENTITY, "first life", PLACE)))
+    ends.ranks[0].send(encode(WorkerReady(0, 10, IDENTITY, "first life", PLACE)))
     assert [ready.pid for ready in ends.client.wait_until_ready(PATIENCE)] == [10, 11]
 
 
 def test_a_rank_that_does_not_start_is_named_with_the_setting(ends: Ends) -> None:
-    ends.ranks[0].send(encode(WorkerReady(0, 10, IDENTITY, "first life")))
+    ends.ranks[0].send(encode(WorkerReady(0, 10, IDENTITY, "first life", PLACE)))
     with pytest.raises(DeadlineError, match=r"rank 1 did not start .*start_timeout_seconds"):
         ends.client.wait_until_ready(SHORT)
 
@@ -149,8 +151,8 @@ def test_a_rank_that_differs_from_the_cell_is_refused_with_the_field_and_both_va
     ends: Ends, field: str, value: object, expected: object
 ) -> None:
     other = msgspec.structs.replace(IDENTITY, **{field: value})
-    ends.ranks[0].send(encode(WorkerReady(0, 10, IDENTITY, "first life")))
-    ends.ranks[1].send(encode(WorkerReady(1, 11, other, "first life")))
+    ends.ranks[0].send(encode(WorkerReady(0, 10, IDENTITY, "first life", PLACE)))
+    ends.ranks[1].send(encode(WorkerReady(1, 11, other, "first life", PLACE)))
     message = f"^rank 1 has {field} {value!r}, the engine expects {expected!r}$"
     with pytest.raises(CellError, match=message):
         ends.client.wait_until_ready(PATIENCE)
@@ -159,7 +161,7 @@ def test_a_rank_that_differs_from_the_cell_is_refused_with_the_field_and_both_va
 def test_all_differences_of_all_ranks_are_one_error(ends: Ends) -> None:
     for rank, socket in enumerate(ends.ranks):
         other = msgspec.structs.replace(IDENTITY, dtype="bfloat16", block_size=32 * (rank + 1))
-        socket.send(encode(WorkerReady(rank, 10, other, "first life")))
+        socket.send(encode(WorkerReady(rank, 10, other, "first life", PLACE)))
     with pytest.raises(CellError) as refused:
         ends.client.wait_until_ready(PATIENCE)
     assert str(refused.value) == (

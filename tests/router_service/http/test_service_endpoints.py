@@ -242,6 +242,7 @@ def test_admin_status_shows_the_cell() -> None:
     ):
         status = client.get("/admin/status").json()
     assert (status["ready"], status["ep_size"], status["kv_blocks_free"]) == (True, 4, [8] * 4)
+    assert status["ranks"] == [{"rank": r, "host": "127.0.0.1", "device": "cpu"} for r in range(4)]
 
 
 @pytest.mark.parametrize(
