@@ -27,8 +27,8 @@ lint: install
 # TRACES=DIR adds the tests that replay the request traces of that folder.
 PYTEST = $(BIN)/python -m pytest $(if $(TRACES),--traces=$(TRACES)) $(PYTEST_ARGS)
 test: lint
-	$(PYTEST) -m "not ray and not slow and not gpu" -n logical --maxprocesses=4 --dist loadfile
-	$(PYTEST) -m "ray and not slow and not gpu"
+	$(PYTEST) -m "not ray and not slow and not gpu and not system" -n logical --maxprocesses=4 --dist loadfile
+	$(PYTEST) -m "ray and not slow and not gpu and not system"
 
 # Everything against transformers: hours; started again it goes on. ORACLE_ARGS=--quick for minutes.
 oracle: install
