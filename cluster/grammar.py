@@ -17,12 +17,12 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
 
 from cluster.errors import GrammarError
 
-GrammarKind = Literal["json", "regex", "choice", "grammar"]
+GrammarKind = Literal["json", "regex", "choice", "grammar", "lark"]
 MAX_KEPT_GRAMMARS = 64
 """Compiled ones of a process. What sequences use stays with them."""
 _SHOWN_CHARACTERS = 300
 _DEAD_END = "nothing can follow that would match"
-_BLANKS = r"[ \n\r\t]{1,20}"
+BLANKS = r"[ \n\r\t]{1,20}"
 """A model that is fond of blanks gets on: so many between two tokens of JSON, and no more."""
 
 
@@ -98,16 +98,18 @@ def load_grammar_compiler(
 
 
 def grammar_text(kind: GrammarKind, source: str) -> str:
-    """What travels: a grammar in llguidance's own form. source: JSON for "json" and "choice". Raises GrammarError for
-    what cannot be read; whether it can be followed is known when it is compiled."""
+    """What travels: a grammar in llguidance's own form. source: JSON for "json" and "choice"; "grammar": Lark's form or
+    GBNF. Raises GrammarError for what cannot be read; whether it can be followed is known when it is compiled."""
     try:
         if kind == "json":
             return LLMatcher.grammar_from_json_schema(
-                source, overrides={"whitespace_flexible": True, "whitespace_pattern": _BLANKS}
+                source, overrides={"whitespace_flexible": True, "whitespace_pattern": BLANKS}
             )
         if kind == "choice":
             options = " | ".join(json.dumps(option) for option in json.loads(source))
             return LLMatcher.grammar_from_lark(f"start: {options}")
+        if kind == "lark":
+            return LLMatcher.grammar_from_lark(source)
         return grammar_from(kind, source)
     except ValueError as error:
         raise GrammarError(shown(str(error))) from error

@@ -14,11 +14,12 @@ _ID_CHARACTERS = string.ascii_letters + string.digits
 
 @dataclass(frozen=True)
 class ToolReading:
-    """max_calls: after which the answer ends; None: it may have any number."""
+    """max_calls: after which the answer ends; None: it may have any number; is_of_one_function: the client named it."""
 
     form: CallFormat
     accepts: Accepts
     max_calls: int | None = None
+    is_of_one_function: bool = False
 
     def parser(self) -> ToolCallParser:
         return ToolCallParser(self.form, self.accepts, self._new_id, max_calls=self.max_calls)

@@ -56,7 +56,8 @@ class GrammarChecks:
         self._thread.shutdown(wait=False)
 
     async def checked(self, source: GrammarSource) -> str:
-        """The grammar as it travels. Raises RequestError naming the field; OverloadedError where too many wait."""
+        """The grammar as it travels. Raises RequestError naming the field, of a part where one is the reason;
+        OverloadedError where too many wait."""
         question = GrammarQuestion(source.kind, source.text)
         known = self._known.get(question)
         if known is not None:
@@ -64,11 +65,22 @@ class GrammarChecks:
             return known
         answer = await self._answer(question)
         if answer.grammar is None:
-            raise RequestError(f"{source.field}: {answer.error}", field=source.field)
+            if not answer.took_too_long:
+                await self._check_parts(source)
+            message = f"{source.field}: {answer.error}{source.remedy}"
+            raise RequestError(message, field=source.field)
         self._known[question] = answer.grammar
         if len(self._known) > MAX_KNOWN:
             self._known.popitem(last=False)
         return answer.grammar
+
+    async def _check_parts(self, source: GrammarSource) -> None:
+        """Up to the first that is wrong; together they take about as long as the whole did. Raises RequestError."""
+        for part in source.parts:
+            answer = await self._answer(GrammarQuestion(part.kind, part.text))
+            if answer.grammar is None:
+                message = f"{part.field}: {answer.error}{source.remedy}"
+                raise RequestError(message, field=part.field)
 
     async def _answer(self, question: GrammarQuestion) -> GrammarAnswer:
         if self._num_waiting >= MAX_WAITING:
@@ -92,7 +104,9 @@ class GrammarChecks:
         ended = self._end()
         if ended == -signal.SIGPROF:
             return GrammarAnswer(
-                None, f"takes over {MAX_COMPILE_SECONDS} s to compile; make it simpler"
+                None,
+                f"takes over {MAX_COMPILE_SECONDS} s to compile; make it simpler",
+                took_too_long=True,
             )
         raise CellError(
             f"the process that compiles grammars ended with {ended} or was silent for "

@@ -37,6 +37,7 @@ class GrammarAnswer(msgspec.Struct, frozen=True):
 
     grammar: str | None
     error: str | None
+    took_too_long: bool = False
 
 
 def answer(compiler: GrammarCompiler, question: GrammarQuestion) -> GrammarAnswer:

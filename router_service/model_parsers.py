@@ -9,7 +9,13 @@ from typing import Literal
 from router_service.chat_template import ChatTemplate
 from router_service.reasoning import END_THINK, THINK
 from router_service.template_probes import PROBE_ARGUMENTS, PROBE_FUNCTION
-from router_service.tool_calls.call_format import CallFormat, WrittenCall, decode_json
+from router_service.tool_calls.call_format import (
+    CallFormat,
+    CallLayout,
+    WrittenCall,
+    decode_json,
+)
+from router_service.tool_calls.call_layout import shown_layout
 from router_service.tool_calls.deepseek import DEEPSEEK
 from router_service.tool_calls.hermes import HERMES
 from router_service.tool_calls.mistral import MISTRAL
@@ -35,22 +41,34 @@ BY_TEMPLATE = ParserNames()
 
 @dataclass(frozen=True)
 class ModelParsers:
-    """Names for logs, and what they stand for; None: none."""
+    """Names for logs, and what they stand for; None: none. shown_layout: of the template, if it has that format."""
 
     call_format_name: str
     reasoning: ReasoningKind | None
+    shown_layout: CallLayout | None = None
 
     @property
     def call_format(self) -> CallFormat | None:
         return _FORMATS.get(self.call_format_name)
 
+    @property
+    def call_layout(self) -> CallLayout | None:
+        """How calls are to be written; None without a format."""
+        form = self.call_format
+        return None if form is None else self.shown_layout or form.layout
+
 
 def choose_parsers(names: ParserNames, template: ChatTemplate | None) -> ModelParsers:
     calls = names.tool_calls
-    return ModelParsers(
-        call_format_name=_shown_format(template) if calls == "auto" else calls,
-        reasoning=_reasoning(names, template),
-    )
+    name = _shown_format(template) if calls == "auto" else calls
+    return ModelParsers(name, _reasoning(names, template), _shown_layout(name, template))
+
+
+def _shown_layout(name: str, template: ChatTemplate | None) -> CallLayout | None:
+    form = _FORMATS.get(name)
+    if form is None or template is None:
+        return None
+    return shown_layout(form, template.traits.shown_calls)
 
 
 def _shown_format(template: ChatTemplate | None) -> str:

@@ -239,18 +239,38 @@ class ChatBody(GenerationFields):
             twice = next(name for name in names if names.count(name) > 1)
             raise at_field("tools", f"has two functions with the name {safe_text(twice)}")
         if not names and self.tool_choice not in (None, "none"):
-            raise at_field("tool_choice", "needs tools")
+            raise at_field(
+                "tool_choice",
+                f"is {safe_text(self.tool_choice)}, which needs tools; send some, or leave it out",
+            )
         if not names and self.parallel_tool_calls is not None:
             raise at_field("parallel_tool_calls", "needs tools")
-        chosen = chosen_function(self.tool_choice)
+        chosen = self.forced_function
         if chosen is not None and chosen not in names:
-            raise at_field("tool_choice", f"names {safe_text(chosen)}, which is not among tools")
+            raise at_field(
+                "tool_choice",
+                f"names {safe_text(chosen)}, which is not among tools; name one of them",
+            )
         return self
 
     @property
     def offered_tools(self) -> list[Tool]:
         """None with tool_choice "none": the model is not told of them then."""
         return [] if self.tool_choice == "none" else self.tools or []
+
+    @property
+    def forces_calls(self) -> bool:
+        return self.tool_choice == "required" or self.forced_function is not None
+
+    @property
+    def forced_function(self) -> str | None:
+        return chosen_function(self.tool_choice)
+
+    @property
+    def max_calls(self) -> int | None:
+        """After which the answer ends; None: it may have any number."""
+        one = self.parallel_tool_calls is False or self.forced_function is not None
+        return 1 if one else None
 
     @model_validator(mode="after")
     def _an_answer_begins_or_goes_on(self) -> "ChatBody":

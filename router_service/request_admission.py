@@ -19,6 +19,7 @@ from cluster.logit_rules import LogitRules
 from cluster.messages import SamplingParams
 from router_service.answer_reading import PLAIN, AnswerReading
 from router_service.chat_prompt import chat_prompt, num_characters
+from router_service.forced_calls import forced_calls
 from router_service.grammar_checks import GrammarChecks
 from router_service.grammar_child import Vocabulary
 from router_service.model_text import ModelText
@@ -33,7 +34,7 @@ from router_service.prompts import (
     prompt_too_long,
 )
 from router_service.protocol import ChatBody, CompletionBody, GenerationFields
-from router_service.requested_grammar import requested_grammar
+from router_service.requested_grammar import GrammarSource, requested_grammar
 from router_service.requested_reading import answer_reading
 from router_service.requested_sampling import SamplingRules, requested_sampling
 from router_service.routes_encoding import RouteSelection
@@ -128,12 +129,11 @@ class RequestAdmission:
     async def read_chat(self, body: ChatBody) -> AdmittedRequest:
         """One whose answer is sorted: reasoning, content, tool calls. Raises as `chat` does."""
         text, model_text = await self._chat_text(body), self._model.text
-        reading = await self._run(
-            num_characters(body), lambda: answer_reading(body, text, model_text)
-        )
-        admitted = await self._admit(
-            body, [await self._chat_ids(text)], fields=["messages"], default=None
-        )
+        size = num_characters(body)
+        reading = await self._run(size, lambda: answer_reading(body, text, model_text))
+        forced = await self._run(size, lambda: _forced_calls(body, reading, model_text))
+        ids = await self._chat_ids(text)
+        admitted = await self._admit(body, [ids], fields=["messages"], default=None, forced=forced)
         return replace(admitted, reading=reading)
 
     async def chat_prompt(self, body: ChatBody) -> list[int]:
@@ -214,8 +214,10 @@ class RequestAdmission:
         *,
         fields: list[str],
         default: int | None,
+        forced: GrammarSource | None = None,
     ) -> AdmittedRequest:
-        """fields: where each prompt stands in the body."""
+        """fields: where each prompt stands in the body; forced: a grammar that the body asks for by other fields than
+        those of a grammar."""
         model = self._model
         rules = SamplingRules(
             model.vocab_size,
@@ -223,7 +225,7 @@ class RequestAdmission:
             model.text.defaults,
             encode=partial(model.text.codec.encode, add_special_tokens=False),
         )
-        logit_rules = await self._logit_rules(body, rules)
+        logit_rules = await self._logit_rules(body, rules, forced or requested_grammar(body))
         sampling = [
             requested_sampling(
                 body, rules, logit_rules, self._max_tokens(body, len(ids), field, default)
@@ -247,8 +249,9 @@ class RequestAdmission:
             priority=body.priority or 0,
         )
 
-    async def _logit_rules(self, body: GenerationFields, rules: SamplingRules) -> LogitRules:
-        source = requested_grammar(body)
+    async def _logit_rules(
+        self, body: GenerationFields, rules: SamplingRules, source: GrammarSource | None
+    ) -> LogitRules:
         num_characters = 2 * sum(map(len, body.bad_words or ()))
         logit_rules = await self._run(num_characters, lambda: rules.logit_rules(body))
         if source is None:
@@ -280,6 +283,13 @@ def unknown_model(name: str, served: str) -> UnknownModelError:
     return UnknownModelError(
         f"model {safe_text(name)} does not exist; served: {served}", field="model"
     )
+
+
+def _forced_calls(body: ChatBody, reading: AnswerReading, text: ModelText) -> GrammarSource | None:
+    layout = text.parsers.call_layout
+    if layout is None or not body.forces_calls:
+        return None
+    return forced_calls(body, layout, text.codec.added_token_ids, reading.reasoning)
 
 
 def _route_selection(body: GenerationFields) -> RouteSelection | None:

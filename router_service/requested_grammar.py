@@ -16,11 +16,14 @@ _OPTIONS_OF_THE_COMPILER = "x-guidance"
 
 @dataclass(frozen=True)
 class GrammarSource:
-    """field: where it stands in the body; text: JSON for the kinds "json" and "choice"."""
+    """field: where it stands in the body; text: JSON for the kinds "json" and "choice"; parts: what it was made of, to
+    find out which of them is wrong; remedy: ends an error."""
 
     field: str
     kind: GrammarKind
     text: str
+    parts: tuple["GrammarSource", ...] = ()
+    remedy: str = ""
 
 
 def requested_grammar(body: GenerationFields) -> GrammarSource | None:
@@ -31,12 +34,12 @@ def requested_grammar(body: GenerationFields) -> GrammarSource | None:
         raise RequestError(f"{field}: {other} is there too; send one of them", field=field)
     if not sources:
         return None
-    _refuse_company(body, sources[0].field)
+    refuse_company(body, sources[0].field)
     return sources[0]
 
 
-def _refuse_company(body: GenerationFields, field: str) -> None:
-    """What could leave nothing to sample, or go on where the grammar ends."""
+def refuse_company(body: GenerationFields, field: str) -> None:
+    """Raises RequestError for what could leave nothing to sample, or go on where the grammar ends."""
     for name, value in (
         ("ignore_eos", body.ignore_eos),
         ("allowed_token_ids", body.allowed_token_ids),
@@ -92,9 +95,14 @@ def _of_values(
 def _of_schema(field: str, schema: dict[str, Any] | str) -> GrammarSource:
     if isinstance(schema, str):
         schema = _parsed(field, schema)
+    refuse_compiler_options(field, schema)
+    return _source(field, "json", schema)
+
+
+def refuse_compiler_options(field: str, schema: dict[str, Any]) -> None:
+    """Raises RequestError for those that a schema would set."""
     if _OPTIONS_OF_THE_COMPILER in schema:
         raise RequestError(f"{field}: {_OPTIONS_OF_THE_COMPILER} is not supported", field=field)
-    return _source(field, "json", schema)
 
 
 def _parsed(field: str, text: str) -> dict[str, Any]:

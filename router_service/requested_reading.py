@@ -51,10 +51,6 @@ def _reasoning_start(body: ChatBody, prompt: str, kind: ReasoningKind) -> Reason
 def _tool_reading(body: ChatBody, text: ModelText) -> ToolReading | None:
     if not body.offered_tools:
         return None
-    if body.tool_choice not in (None, "auto"):
-        raise RequestError(
-            "tool_choice: a call cannot be forced; supported: none and auto", field="tool_choice"
-        )
     form = text.parsers.call_format
     if form is None:
         raise RequestError(
@@ -66,5 +62,6 @@ def _tool_reading(body: ChatBody, text: ModelText) -> ToolReading | None:
     return ToolReading(
         form=form,
         accepts=lambda call: schemas.accept(call.name, call.arguments),
-        max_calls=1 if body.parallel_tool_calls is False else None,
+        max_calls=body.max_calls,
+        is_of_one_function=body.forced_function is not None,
     )

@@ -287,12 +287,19 @@ def _head(generation: Generation, kind: str, weight_version: str) -> Json:
 
 
 def _choice_end(generation: Generation, token_ids: list[int], end: ChoiceEnd) -> Json:
-    fields: Json = {"finish_reason": end.finish_reason}
+    fields: Json = {"finish_reason": _finish_reason(generation, end)}
     if generation.request.return_token_ids:
         fields["token_ids"] = token_ids
     if end.routes is not None:
         fields.update(_routes(end.routes))
     return fields
+
+
+def _finish_reason(generation: Generation, end: ChoiceEnd) -> str:
+    """A call of the function that the client named is no news to it: the answer has just stopped (OpenAI)."""
+    tools = generation.request.reading.tools
+    is_named = tools is not None and tools.is_of_one_function
+    return "stop" if is_named and end.finish_reason == "tool_calls" else end.finish_reason
 
 
 def _routes(routes: EncodedRoutes) -> Json:

@@ -59,14 +59,15 @@ _TOOL_CALL_FORMS = (
 
 @dataclass(frozen=True)
 class TemplateTraits:
-    """tool_call_form: None if calls are not shown; named_roles: whose messages may have a name; shown_call: how the
-    probe's call reads, the chat up to it included, "" if calls are not shown."""
+    """tool_call_form: None if calls are not shown; named_roles: whose messages may have a name; shown_call,
+    shown_calls: how one call of the probe and two of them read, the chat up to them included, "" if not shown."""
 
     tool_call_form: ToolCallForm | None
     shows_tools: bool
     shows_reasoning: bool
     named_roles: frozenset[str]
     shown_call: str
+    shown_calls: str
 
 
 def probe_template(render: Render) -> TemplateTraits:
@@ -80,7 +81,8 @@ def probe_template(render: Render) -> TemplateTraits:
             for role in ("system", "user", "assistant", "tool")
             if _shows_name(render, role, form)
         ),
-        shown_call="" if form is None else _rendered_turn(render, form),
+        shown_call="" if form is None else _rendered_turn(render, form, 1),
+        shown_calls="" if form is None else _rendered_turn(render, form, 2),
     )
 
 
@@ -92,9 +94,9 @@ def _text(render: Render, messages: list[Message], options: RenderOptions | None
         return ""
 
 
-def _turn(form: ToolCallForm, **fields: str) -> Message:
+def _turn(form: ToolCallForm, num_calls: int = 1, /, **fields: str) -> Message:
     call = {"name": PROBE_FUNCTION, "arguments": dict(PROBE_ARGUMENTS)}
-    calls = [{"id": PROBE_CALL_ID, "type": "function", "function": call}]
+    calls = [{"id": PROBE_CALL_ID, "type": "function", "function": call}] * num_calls
     return form.applied({"role": "assistant", "content": "", "tool_calls": calls, **fields})
 
 
@@ -102,10 +104,10 @@ def _result(**fields: str) -> Message:
     return {"role": "tool", "content": "result", "tool_call_id": PROBE_CALL_ID, **fields}
 
 
-def _rendered_turn(render: Render, form: ToolCallForm) -> str:
-    return _text(render, [_QUESTION, _turn(form)]) or _text(
-        render, [_QUESTION, _turn(form), _result()]
-    )
+def _rendered_turn(render: Render, form: ToolCallForm, num_calls: int) -> str:
+    turn = _turn(form, num_calls)
+    results = [_result()] * num_calls
+    return _text(render, [_QUESTION, turn]) or _text(render, [_QUESTION, turn, *results])
 
 
 def _shows_tool_calls(render: Render, form: ToolCallForm) -> bool:

@@ -33,11 +33,10 @@ class TextCodec:
                 f"{file}: decoder {decoder!r} is not served; supported: ByteLevel"
             )
         self._bytes_of_token = _byte_table(self._tokenizer)
-        self._special = {
-            token_id: token.content
-            for token_id, token in self._tokenizer.get_added_tokens_decoder().items()
-            if token.special
-        }
+        added = self._tokenizer.get_added_tokens_decoder()
+        self._special = {i: token.content for i, token in added.items() if token.special}
+        self.added_token_ids = {token.content: i for i, token in added.items()}
+        """Of tokens that are never cut, special or not, by their text."""
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
         if not vocabulary:
             raise CheckpointError(f"{file}: holds no token")

@@ -2,9 +2,9 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from router_service.body_fields import NullOnly, NullOrEmptyList, Strict, one_of
+from router_service.body_fields import NullOnly, NullOrEmptyList, Strict, at_field, one_of
 from router_service.chat_messages import refuse_too_many_messages
 
 PROMPT_OF_THE_CHAT = ("model",)
@@ -114,6 +114,24 @@ class ToolChoice(Strict):
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
 
+    @model_validator(mode="after")
+    def _a_name_where_it_belongs(self) -> "ToolChoice":
+        if self.type == "tool" and self.name is None:
+            raise at_field("name", "is required with type tool")
+        if self.type != "tool" and self.name is not None:
+            raise at_field("name", f"has no meaning with type {self.type}")
+        return self
+
+
+class OutputFormat(Strict):
+    type: Literal["json_schema"]
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+
+
+class OutputConfig(Strict):
+    format: OutputFormat | None = None
+    effort: NullOnly = None
+
 
 class Metadata(Strict):
     user_id: str | None = None
@@ -142,4 +160,4 @@ class MessagesBody(PromptBody):
     container: NullOnly = None
     context_management: NullOnly = None
     mcp_servers: NullOrEmptyList = None
-    output_config: NullOnly = None
+    output_config: OutputConfig | None = None

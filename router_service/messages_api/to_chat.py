@@ -10,6 +10,7 @@ from router_service.field_names import FieldNames
 from router_service.messages_api.body import (
     AssistantMessage,
     MessagesBody,
+    OutputConfig,
     PromptBody,
     SystemMessage,
     TextBlock,
@@ -30,6 +31,8 @@ _NAMES = {
     "stop": "stop_sequences",
     "user": "metadata.user_id",
     "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
+    "response_format": "output_config.format",
+    "response_format.json_schema": "output_config.format",
 }
 
 
@@ -146,5 +149,16 @@ def _answer_fields(body: PromptBody) -> Json:
         "max_completion_tokens": body.max_tokens,
         "stop": body.stop_sequences,
         "user": None if body.metadata is None else body.metadata.user_id,
+        "response_format": None if body.output_config is None else _format(body.output_config),
     }
     return {name: value for name, value in fields.items() if value is not None}
+
+
+def _format(config: OutputConfig) -> Json | None:
+    """A chat wants a name for a schema."""
+    if config.format is None:
+        return None
+    return {
+        "type": "json_schema",
+        "json_schema": {"name": "output", "schema": config.format.schema_},
+    }

@@ -23,14 +23,29 @@ Found = Callable[[WrittenCall], None]
 
 
 @dataclass(frozen=True)
+class CallLayout:
+    """Calls as the literal text around them: head NAME between ARGUMENTS (separator NAME between ARGUMENTS)* tail.
+
+    In the text around, template_probes.PROBE_CALL_ID stands for any id of its length.
+    """
+
+    head: str
+    between: str
+    separator: str
+    tail: str
+
+
+@dataclass(frozen=True)
 class CallFormat:
     """marker: begins what `read` reads, the cursor standing on it. `read` tells of every complete call at
     once and ends, or raises NotACallError, where no more calls follow. special: markers that tokenizers may hold as
-    special tokens; they are text where calls are read. id_length: of ids that the family's templates take back."""
+    special tokens; they are text where calls are read. layout: how calls are
+    written where no chat template shows it; id_length: of ids that the family's templates take back."""
 
     marker: str
     special: tuple[str, ...]
     read: Callable[[Cursor, Found], Reading[None]]
+    layout: CallLayout
     id_length: int | None = None
 
 

@@ -6,6 +6,7 @@ V3 and R1 write the kind (function), the name, and the arguments as a fenced JSO
 from router_service.tool_calls.call_format import (
     MAX_NAME_LENGTH,
     CallFormat,
+    CallLayout,
     Found,
     WrittenCall,
     argument_text,
@@ -52,6 +53,10 @@ def _fenced_name(cursor: Cursor) -> Reading[str]:
     return name
 
 
+_HEAD, _TAIL = f"{_BEGIN}function{_SEPARATOR}", f"\n```{_END}"
 DEEPSEEK = CallFormat(
-    marker=_BEGIN_ALL, special=(_BEGIN_ALL, _END_ALL, _BEGIN, _SEPARATOR, _END), read=_read
+    marker=_BEGIN_ALL,
+    special=(_BEGIN_ALL, _END_ALL, _BEGIN, _SEPARATOR, _END),
+    read=_read,
+    layout=CallLayout(_BEGIN_ALL + _HEAD, "\n```json\n", f"{_TAIL}\n{_HEAD}", f"{_TAIL}{_END_ALL}"),
 )

@@ -3,7 +3,7 @@
 The closing tag may be missing at the end of the text: models leave it out before they end their turn.
 """
 
-from router_service.tool_calls.call_format import CallFormat, Found, decode_call
+from router_service.tool_calls.call_format import CallFormat, CallLayout, Found, decode_call
 from router_service.tool_calls.cursor import Cursor, Reading
 
 _BEGIN, _END = "<tool_call>", "</tool_call>"
@@ -18,4 +18,10 @@ def _read(cursor: Cursor, found: Found) -> Reading[None]:
     found(call)
 
 
-HERMES = CallFormat(marker=_BEGIN, special=(_BEGIN, _END), read=_read)
+_HEAD, _TAIL = _BEGIN + '\n{"name": "', "}\n" + _END
+HERMES = CallFormat(
+    marker=_BEGIN,
+    special=(_BEGIN, _END),
+    read=_read,
+    layout=CallLayout(_HEAD, '", "arguments": ', f"{_TAIL}\n{_HEAD}", _TAIL),
+)

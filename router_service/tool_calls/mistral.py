@@ -6,6 +6,7 @@ Between name and [ARGS] some write [CALL_ID] and an id, and some leave [ARGS] ou
 from router_service.tool_calls.call_format import (
     MAX_NAME_LENGTH,
     CallFormat,
+    CallLayout,
     Found,
     WrittenCall,
     argument_text,
@@ -47,4 +48,11 @@ def _named(cursor: Cursor) -> Reading[WrittenCall]:
     return WrittenCall(name, argument_text((yield from cursor.json())))
 
 
-MISTRAL = CallFormat(marker=_BEGIN, special=(_BEGIN, _ARGUMENTS, _CALL_ID), read=_read, id_length=9)
+_NAME = '{"name": "'
+MISTRAL = CallFormat(
+    marker=_BEGIN,
+    special=(_BEGIN, _ARGUMENTS, _CALL_ID),
+    read=_read,
+    layout=CallLayout(f"{_BEGIN} [{_NAME}", '", "arguments": ', f"}}, {_NAME}", "}]"),
+    id_length=9,
+)

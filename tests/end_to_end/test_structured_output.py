@@ -12,6 +12,7 @@ import pytest
 from cluster.grammar import GrammarKind, grammar_text
 from cluster.logit_rules import LogitRules
 from router_service.tokenizer import TextCodec
+from tests.helpers.schemas import random_schema
 from tests.helpers.states import Bench, ObservedRanks, RequestRun, observed_ranks, random_prompt
 from tests.helpers.tiny_checkpoints import DEMO_MODEL_DIR
 
@@ -45,27 +46,6 @@ def text_of(run: RequestRun) -> str:
     assert run.token_ids[-1] in EOS
     detokenizer = CODEC.detokenizer()
     return "".join(map(detokenizer.add, run.token_ids)) + detokenizer.finish()
-
-
-def random_schema(rng: np.random.Generator, depth: int = 2) -> dict[str, Any]:
-    """Of values whose length has a bound."""
-    kind = rng.integers(5 if depth else 3)
-    if kind == 0:
-        return {"type": "integer", "minimum": int(rng.integers(-99, 0)), "maximum": 99}
-    if kind == 1:
-        return {"enum": [["x", "é y", 3], [None, True], ["only"]][rng.integers(3)]}
-    if kind == 2:
-        return {"type": "string", "maxLength": int(rng.integers(1, 5))}
-    if kind == 3:
-        items = random_schema(rng, depth - 1)
-        return {"type": "array", "items": items, "minItems": 1, "maxItems": 2}
-    properties = {f"k{n}": random_schema(rng, depth - 1) for n in range(rng.integers(1, 4))}
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties)[: rng.integers(0, 4)],
-        "additionalProperties": False,
-    }
 
 
 def test_answers_to_random_schemas_parse_and_validate(observed: ObservedRanks) -> None:

@@ -4,6 +4,7 @@ import multiprocessing
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -27,12 +28,31 @@ MODEL = "served"
 STOP_SECONDS = 10.0
 
 
+@dataclass(frozen=True)
+class CellClients:
+    api: httpx.Client
+    admin: httpx.Client
+
+
 @contextmanager
 def http_cell(model_dir: Path, *, ep_size: int = 1) -> Iterator[httpx.Client]:
     """A client of the cell's API, on CPU in float32, once the cell can serve."""
+    with cell_clients(model_dir, ep_size=ep_size) as clients:
+        yield clients.api
+
+
+@contextmanager
+def cell_clients(
+    model_dir: Path, *, ep_size: int = 1, deterministic: bool = False
+) -> Iterator[CellClients]:
+    """Of both ports."""
     config = Config(
         model=ModelSection(dir=str(model_dir), served_name=MODEL, dtype="float32"),
-        cell=CellSection(ep_size=ep_size, step_timeout_floor_seconds=START_SECONDS),
+        cell=CellSection(
+            ep_size=ep_size,
+            step_timeout_floor_seconds=START_SECONDS,
+            deterministic=deterministic,
+        ),
     )
     plan = plan_cell(config)
     service = EngineService(
@@ -96,7 +116,7 @@ def _running(service: EngineService) -> Iterator[None]:
 
 
 @contextmanager
-def _api(plan: CellPlan, service: EngineService) -> Iterator[httpx.Client]:
+def _api(plan: CellPlan, service: EngineService) -> Iterator[CellClients]:
     server = HttpServer(
         HttpServerOptions(
             model_dir=plan.model_dir,
@@ -115,14 +135,16 @@ def _api(plan: CellPlan, service: EngineService) -> Iterator[httpx.Client]:
     )
     ports = server.start()
     try:
-        with httpx.Client(
-            base_url=f"http://{LOOPBACK}:{ports.port}", timeout=START_SECONDS
-        ) as client:
+        with _client(ports.port) as api, _client(ports.admin_port) as admin:
             eventually(
-                lambda: client.get("/health").status_code == 200,
+                lambda: api.get("/health").status_code == 200,
                 START_SECONDS,
                 "a cell that serves",
             )
-            yield client
+            yield CellClients(api, admin)
     finally:
         server.stop(2)
+
+
+def _client(port: int) -> httpx.Client:
+    return httpx.Client(base_url=f"http://{LOOPBACK}:{port}", timeout=START_SECONDS)

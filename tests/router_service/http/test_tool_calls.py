@@ -308,9 +308,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "f"}}},
         "tool_choice",
     ),
-    ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice"),
-    ({"tools": TOOLS, "tool_choice": NAMED_CHOICE}, "tool_choice"),
     ({"tools": [], "tool_choice": "auto"}, "tool_choice"),
+    ({"tools": [], "tool_choice": "required"}, "tool_choice"),
+    ({"tools": [TOOLS[0], TOOLS[0]], "tool_choice": "required"}, "tools"),
     ({"tool_choice": NAMED_CHOICE}, "tool_choice"),
     ({"parallel_tool_calls": False}, "parallel_tool_calls"),
 ]
