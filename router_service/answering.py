@@ -1,6 +1,6 @@
 """A generation answered over HTTP, whole or as a stream, in the form of whichever API asked for it."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from typing import Protocol
 
@@ -10,19 +10,19 @@ from starlette.responses import Response
 from router_service.beside_the_loop import beside_the_loop
 from router_service.choice_delta import ChoiceDelta
 from router_service.generation import Generation, Generator
-from router_service.openai_errors import json_response
+from router_service.json_pieces import JsonAnswer, json_parts, one_by_one
 from router_service.responses import Json, WholeChoice, whole_choices
 from router_service.streaming import EventStream, unless_client_leaves
 from router_service.visits import Visit, visit_of
 
 
 class AnswerForm(Protocol):
-    """One generation as one API tells it: whole, or as the bytes of server-sent events."""
+    """One generation as one API tells it: whole, or as the bytes of server-sent events, in pieces."""
 
     def whole(self, choices: list[WholeChoice]) -> Json:
         """The body of the answer."""
 
-    def told(self, delta: ChoiceDelta) -> bytes:
+    def told(self, delta: ChoiceDelta) -> Iterable[bytes]:
         """Events of one delta."""
 
     def closing(self) -> bytes:
@@ -46,7 +46,8 @@ class Answering:
         deltas = await unless_client_leaves(request.receive, self._collect(generation, visit))
         choices = whole_choices(deltas)
         num_scored = sum(choice.num_scored for choice in choices)
-        return await beside_the_loop(num_scored, lambda: json_response(form.whole(choices)))
+        parts = await beside_the_loop(num_scored, lambda: json_parts(form.whole(choices)))
+        return JsonAnswer(parts)
 
     async def _collect(self, generation: Generation, visit: Visit) -> list[ChoiceDelta]:
         async with aclosing(self._generator.run(generation, visit)) as deltas:
@@ -57,5 +58,6 @@ class Answering:
     ) -> AsyncGenerator[bytes, None]:
         async with aclosing(self._generator.run(generation, visit)) as deltas:
             async for delta in deltas:
-                yield form.told(delta)
+                async for piece in one_by_one(form.told(delta)):
+                    yield piece
         yield form.closing()

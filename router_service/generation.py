@@ -1,6 +1,5 @@
 """One admitted request through the engine: what its choices say, step by step. Both ways of answering consume this."""
 
-import asyncio
 import itertools
 import secrets
 import time
@@ -131,7 +130,7 @@ class Generator:
         version = delta.weight_version
         taken = [_choice_delta(index, new, version)] if new.said else []
         if delta.completion is not None:
-            rest, end = await _ending(request, index, output, delta.completion, route_parts)
+            rest, end = _ending(request, index, output, delta.completion, route_parts)
             taken.append(_choice_delta(index, rest, version, end))
         elif was_open and output.stopped_at is not None:
             await self._client.finish(delta.request_id, output.stopped_at)
@@ -192,7 +191,7 @@ def _choice_delta(
     )
 
 
-async def _ending(
+def _ending(
     request: AdmittedRequest,
     index: int,
     output: ChoiceOutput,
@@ -216,8 +215,8 @@ async def _ending(
         completion_tokens=output.num_tokens,
         cached_tokens=completion.cached_tokens if is_first else 0,
         replayed_tokens=completion.replayed_tokens if is_first else 0,
-        routes=await _routes(request, of_completion if has_siblings else inputs, route_parts),
-        prompt_routes=await _routes(request, of_prompt, route_parts)
+        routes=_routes(request, of_completion if has_siblings else inputs, route_parts),
+        prompt_routes=_routes(request, of_prompt, route_parts)
         if is_first and has_siblings
         else None,
         stop_string=output.stop_string,
@@ -233,11 +232,11 @@ def _finish_reason(
     return "tool_calls" if reason == "stop" and output.num_calls else reason
 
 
-async def _routes(
+def _routes(
     request: AdmittedRequest, within: range, parts: list[RoutePart]
 ) -> EncodedRoutes | None:
     if request.routes is None:
         return None
     if not parts:
         raise CellError("the engine sent no routes for a request that asked for them")
-    return await asyncio.to_thread(encode_routes, parts, request.routes, within)
+    return encode_routes(parts, request.routes, within)

@@ -1,7 +1,10 @@
 """Completions and chats as OpenAI's API tells them: bodies and chunks of `responses.py` as an AnswerForm."""
 
+from collections.abc import Iterator
+
 from router_service.choice_delta import ChoiceDelta
 from router_service.generation import Generation
+from router_service.json_pieces import event_parts, in_pieces
 from router_service.openai_errors import error_body
 from router_service.responses import (
     ChunkWriter,
@@ -24,8 +27,10 @@ class OpenAiForm:
     def whole(self, choices: list[WholeChoice]) -> Json:
         return self._respond(self._generation, choices, self._codec)
 
-    def told(self, delta: ChoiceDelta) -> bytes:
-        return b"".join(map(event, self._writer.chunks(delta)))
+    def told(self, delta: ChoiceDelta) -> Iterator[bytes]:
+        return in_pieces(
+            part for chunk in self._writer.chunks(delta) for part in event_parts(chunk)
+        )
 
     def closing(self) -> bytes:
         usage_chunk = self._writer.usage_chunk()

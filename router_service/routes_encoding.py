@@ -1,12 +1,10 @@
-"""Expert routes in a JSON answer: base64 of a .npy file, so that `numpy.load` reads dtype and shape."""
+"""Expert routes in a JSON answer: base64 of a .npy file, so that `numpy.load` reads dtype and shape; not made here."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from cluster.messages import RoutePart
-from cluster.npy import encode_npy
+from cluster.npy import NpyText
 
 
 @dataclass(frozen=True)
@@ -20,10 +18,10 @@ class RouteSelection:
 
 @dataclass(frozen=True)
 class EncodedRoutes:
-    """base64 .npy of [end − start, MoE layers, experts per token]; `weights` is None unless asked for."""
+    """Arrays of [end − start, MoE layers, experts per token]; `weights` is None unless asked for."""
 
-    topk_ids: str
-    topk_weights: str | None
+    topk_ids: NpyText
+    topk_weights: NpyText | None
     start: int
     end: int
 
@@ -42,8 +40,8 @@ def encode_routes(
     picked = [_between(part, start, end) for part in parts]
     weights = [part.topk_weights for part in picked if part.topk_weights is not None]
     return EncodedRoutes(
-        topk_ids=encode_npy(np.concatenate([part.topk_ids for part in picked])),
-        topk_weights=encode_npy(np.concatenate(weights)) if selection.weights else None,
+        topk_ids=NpyText([part.topk_ids for part in picked]),
+        topk_weights=NpyText(weights) if selection.weights else None,
         start=start,
         end=end,
     )

@@ -34,7 +34,7 @@ class MessagesForm:
             "usage": self._usage(choice.end),
         }
 
-    def told(self, delta: ChoiceDelta) -> bytes:
+    def told(self, delta: ChoiceDelta) -> list[bytes]:
         told = b"" if self._begun else self._start(delta.weight_version)
         self._begun = True
         if delta.reasoning:
@@ -45,7 +45,7 @@ class MessagesForm:
             told += self._leave_block() + self._call(call)
         if delta.end is not None:
             self._end = delta.end
-        return told
+        return [told]
 
     def closing(self) -> bytes:
         assert self._end is not None, "a generation tells how it ended"

@@ -36,7 +36,7 @@ class ResponsesForm:
         self._items.end(item_status(choice.end))
         return self._response(choice.end)
 
-    def told(self, delta: ChoiceDelta) -> bytes:
+    def told(self, delta: ChoiceDelta) -> list[bytes]:
         told = b""
         if self._weight_version is None:
             self._weight_version = delta.weight_version
@@ -45,7 +45,7 @@ class ResponsesForm:
         if delta.end is not None:
             self._end = delta.end
             events += self._items.end(item_status(delta.end))
-        return told + b"".join(self._event(kind, **fields) for kind, fields in events)
+        return [told + b"".join(self._event(kind, **fields) for kind, fields in events)]
 
     def closing(self) -> bytes:
         assert self._end is not None, "a generation tells how it ended"

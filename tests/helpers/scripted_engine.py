@@ -113,6 +113,8 @@ class ScriptedEngine:
     """Steps after which the scores of a prompt are told."""
     choice_answers: dict[int, Sequence[int]] = field(default_factory=dict)
     """Token ids for choices that have their own, by number."""
+    route_dims: tuple[int, int] = (NUM_MOE_LAYERS, NUM_EXPERTS_PER_TOK)
+    route_part_tokens: int = ROUTE_PART_TOKENS
     cached_tokens: int = 0
     replayed_tokens: int = 0
     submits: list[Submit] = field(default_factory=list)
@@ -240,10 +242,11 @@ class ScriptedEngine:
         """What was asked, in parts; one that is empty where that is nothing."""
         submit = active.submit
         end = num_inputs if submit.routes_end is None else min(num_inputs, submit.routes_end)
-        ids, weights = scripted_routes(num_inputs)
-        starts = range(submit.routes_start, max(end, submit.routes_start + 1), ROUTE_PART_TOKENS)
+        ids, weights = scripted_routes(num_inputs, self.route_dims)
+        most = self.route_part_tokens
+        starts = range(submit.routes_start, max(end, submit.routes_start + 1), most)
         for start in starts:
-            part = slice(start, max(start, min(end, start + ROUTE_PART_TOKENS)))
+            part = slice(start, max(start, min(end, start + most)))
             told = weights[part] if submit.return_route_weights else None
             routes = RoutePart(start, ids[part], told)
             self._send_delta(active, OutputDelta(submit.request_id, [], None, routes=routes))
@@ -288,9 +291,11 @@ def _switched(features: FeatureStates, command: FeaturesCommand) -> FeatureState
     return msgspec.structs.replace(features, **{n: v for n, v in asked.items() if v is not None})
 
 
-def scripted_routes(num_tokens: int) -> tuple[np.ndarray, np.ndarray]:
-    """[num_tokens, L, K] uint8 ids and float32 weights, different at each position."""
-    shape = (num_tokens, NUM_MOE_LAYERS, NUM_EXPERTS_PER_TOK)
+def scripted_routes(
+    num_tokens: int, dims: tuple[int, int] = (NUM_MOE_LAYERS, NUM_EXPERTS_PER_TOK)
+) -> tuple[np.ndarray, np.ndarray]:
+    """[num_tokens, *dims] uint8 ids and float32 weights, different at each position."""
+    shape = (num_tokens, *dims)
     numbers = np.arange(int(np.prod(shape))).reshape(shape)
     return (numbers % 251).astype(np.uint8), (numbers / 7).astype(np.float32)
 
