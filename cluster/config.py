@@ -101,6 +101,8 @@ class HttpSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     tls_key: str = ""
     access_log: bool = True
     """A line per request."""
+    tracing: bool = False
+    """OpenTelemetry traces, also without an endpoint in the OTEL_* environment."""
     drain_seconds: float = 20.0
     """So long may answers that have begun go on after SIGTERM or SIGHUP."""
     write_timeout_seconds: float = 60.0

@@ -77,6 +77,8 @@ HTTP_FLAGS = (
     Flag("--tls-key", "http.tls_key", "its private key, without a passphrase", {"metavar": "FILE"}),
     Flag("--no-access-log", "http.access_log", "no line per request in the log",
          {"action": "store_const", "const": False}),
+    Flag("--tracing", "http.tracing", "OpenTelemetry traces of requests, as the OTEL_* environment says; an OTLP "
+         "endpoint there is enough without the flag", {"action": "store_const", "const": True}),
     Flag("--drain-seconds", "http.drain_seconds", "how long answers that have begun may go on after SIGTERM or SIGHUP; "
          "Ctrl-C or a second signal ends them", {"type": float, "metavar": "SECONDS"}),
 )  # fmt: skip

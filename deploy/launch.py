@@ -25,6 +25,7 @@ from deploy.http_servers import HttpServers
 from deploy.reservation import Reservation, reserve
 from router_service.api_keys import ApiKeys
 from router_service.http_server import BoundPorts
+from router_service.tracing import trace_environment
 
 PROCESS_CPUS = 0.5
 """What Ray counts for the engine and for each HTTP server."""
@@ -121,8 +122,11 @@ def _launch(
     _load_weights(cell, config, deadline, progress)
     cell.worker_refs = [w.run.remote(worker_endpoint, route_endpoint) for w in cell.workers]
     _wait_until_ready(cell, deadline)
+    traces = trace_environment(config.http.tracing, os.environ)
     cell.http_servers = HttpServers(
-        lambda: front_actor(HttpServer, reservation).remote(config, plan, front, api_keys),
+        lambda: front_actor(HttpServer, reservation).remote(
+            config, plan, front, api_keys, trace_environment=traces
+        ),
         config.http.servers,
     )
     cell.http_servers.start(BoundPorts(config.http.port, config.http.admin_port), deadline)

@@ -32,6 +32,7 @@ from router_service.model_text import load_model_text
 from router_service.origins import check_origins
 from router_service.plan_limits import plans_by_default
 from router_service.tls_files import tls_files
+from router_service.tracing import trace_environment
 
 DEMO_MODEL = Path(__file__).parent / "demo_model"
 DEFAULT_CPU_RANKS = 4
@@ -157,6 +158,7 @@ def _check_http(http: HttpSection) -> None:
     read_api_keys(http.api_key_file, os.environ)
     check_origins(http.cors_origins)
     tls_files(http.tls_cert, http.tls_key)
+    trace_environment(http.tracing, os.environ)
 
 
 def _default_name(model_dir: Path) -> str:

@@ -41,6 +41,8 @@ class Answering:
     async def answer(self, request: Request, generation: Generation, form: AnswerForm) -> Response:
         """The body of `request` must have been read. Raises CellError and its kin, ClientLeft."""
         visit = visit_of(request.scope)
+        visit.model, visit.response_id = generation.model, generation.id
+        visit.is_streamed = generation.request.stream
         if generation.request.stream:
             return EventStream(lambda: self._events(generation, visit, form), form.failure)
         deltas = await unless_client_leaves(request.receive, self._collect(generation, visit))

@@ -98,7 +98,7 @@ class Generator:
         ]
         route_parts: list[list[RoutePart]] = [[] for _ in submits]
         num_prompt_tokens = generation.num_prompt_tokens
-        visit.num_prompt_tokens, visit.num_output_tokens = num_prompt_tokens, 0
+        visit.begin(num_prompt_tokens)
         echoing = await beside_the_loop(
             num_prompt_tokens if request.echoes else 0, lambda: _echoing(request, self._codec)
         )
@@ -106,13 +106,14 @@ class Generator:
             async with aclosing(self._client.generate(submits)) as deltas:
                 async for delta in deltas:
                     index = index_of[delta.request_id]
-                    visit.num_output_tokens += len(delta.token_ids)
+                    visit.count_tokens(len(delta.token_ids))
                     if delta.routes is not None:
                         route_parts[index].append(delta.routes)
                     taken = await self._take(
                         request, index, outputs[index], delta, route_parts[index]
                     )
                     told = await echoing.add(index, delta, taken) if echoing else taken
+                    _note_ends(visit, told)
                     for choice_delta in [*_prompt_scores(request, index, delta), *told]:
                         yield choice_delta
 
@@ -135,6 +136,15 @@ class Generator:
         elif was_open and output.stopped_at is not None:
             await self._client.finish(delta.request_id, output.stopped_at)
         return taken
+
+
+def _note_ends(visit: Visit, told: list[ChoiceDelta]) -> None:
+    for end in [delta.end for delta in told if delta.end is not None]:
+        visit.end_choice(
+            end.finish_reason,
+            cached_tokens=end.cached_tokens,
+            replayed_tokens=end.replayed_tokens,
+        )
 
 
 def _echoing(request: AdmittedRequest, codec: TextCodec) -> Echoing | None:

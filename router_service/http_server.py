@@ -8,9 +8,11 @@ import secrets
 import socket
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -30,7 +32,11 @@ from router_service.origins import open_to
 from router_service.request_admission import RequestAdmission, ServedModel
 from router_service.request_bodies import BodyLimits
 from router_service.tls_files import TlsFiles
+from router_service.tracing import Tracing
 from router_service.visits import Visits
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
 
 _BACKLOG = 2048
 SEND_BUFFER_BYTES = 2**18
@@ -66,6 +72,8 @@ class HttpServerOptions:
     limits: ConnectionLimits = field(default_factory=ConnectionLimits)
     cors_origins: tuple[str, ...] = ()
     logs_access: bool = True
+    tracer_provider: "Callable[[], TracerProvider] | None" = None
+    """Of traces of the API port; None: there are none."""
     tls: TlsFiles | None = None
     """Of both ports."""
     shares_ports: bool = False
@@ -97,6 +105,7 @@ class HttpServer:
         self._listeners: list[_Listener] = []
         """Of the API and of the admin port."""
         self._drain: Drain | None = None
+        self._tracing: Tracing | None = None
         self._serving: Future[None] = Future()
         self._ended: Future[None] = Future()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -204,6 +213,8 @@ class HttpServer:
         finally:
             await client.close()
             admission.close()
+            if self._tracing is not None:
+                self._tracing.close()
 
     async def _finish(self, seconds: float) -> bool:
         assert self._drain is not None
@@ -226,7 +237,11 @@ class HttpServer:
             api_app = RequireApiKey(api_app, options.api_keys)
         self._drain = Drain(api_app)
         apps = open_to(self._drain, options.cors_origins), AdminApi(client).application()
-        return [Visits(app, logs_access=options.logs_access) for app in apps]
+        visited: list[ASGIApp] = [Visits(app, logs_access=options.logs_access) for app in apps]
+        if options.tracer_provider is not None:
+            self._tracing = Tracing(options.tracer_provider())
+            visited[0] = self._tracing.around(visited[0])
+        return visited
 
     async def _close(self, listener: "_Listener") -> None:
         server = listener.server

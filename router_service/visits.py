@@ -33,13 +33,49 @@ class Visit:
 
     request_id: str
     caller: Caller = field(default_factory=lambda: Caller(tenant=None))
+    started: float = field(default_factory=time.monotonic)
+    model: str = ""
+    response_id: str | None = None
+    """Of the answer that is generated for it, if one is."""
+    is_streamed: bool = False
     num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_replayed_tokens: int = 0
     num_output_tokens: int = 0
+    """Generated, those behind a stop string too."""
+    first_token_seconds: float | None = None
+    """From the head of the request to the first generated token."""
+    finish_reasons: list[str] = field(default_factory=list)
+    """Of the choices that have ended, in that order."""
+
+    def begin(self, num_prompt_tokens: int) -> None:
+        """Of an answer: from its prompt, perhaps not for the first time."""
+        self.num_prompt_tokens = num_prompt_tokens
+        self.num_cached_tokens = self.num_replayed_tokens = self.num_output_tokens = 0
+        self.first_token_seconds = None
+        self.finish_reasons.clear()
+
+    def count_tokens(self, num_tokens: int) -> None:
+        """Just generated."""
+        self.num_output_tokens += num_tokens
+        if num_tokens and self.first_token_seconds is None:
+            self.first_token_seconds = time.monotonic() - self.started
+
+    def end_choice(self, finish_reason: str, *, cached_tokens: int, replayed_tokens: int) -> None:
+        self.finish_reasons.append(finish_reason)
+        self.num_cached_tokens += cached_tokens
+        self.num_replayed_tokens += replayed_tokens
 
 
 def visit_of(scope: Scope) -> Visit:
     """Of a request that came through `Visits`."""
     visit: Visit = scope[_VISIT]
+    return visit
+
+
+def visit_or_none(scope: Scope) -> Visit | None:
+    """None of one that did not get as far as `Visits`."""
+    visit: Visit | None = scope.get(_VISIT)
     return visit
 
 
@@ -63,7 +99,6 @@ class Visits:
         visit = Visit(request_id_of(scope["headers"]))
         scope[_VISIT] = visit
         answer = _Answer(send, visit.request_id)
-        start = time.monotonic()
         try:
             await self._app(scope, receive, answer.send)
         except Exception as error:
@@ -72,7 +107,7 @@ class Visits:
                 await error_answer(error, scope["path"])(scope, receive, answer.send)
         finally:
             if self._logs_access and _is_told(scope["path"], answer.status):
-                _tell(scope, visit, answer, time.monotonic() - start)
+                _tell(scope, visit, answer, time.monotonic() - visit.started)
 
 
 class _Answer:

@@ -1,7 +1,9 @@
 """The Ray actor `HttpServer`: tokenises, validates, streams. Knows the engine by its endpoint only."""
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 
 from cluster.config import Config
@@ -13,6 +15,7 @@ from router_service.http_server import BoundPorts, HttpServerOptions
 from router_service.http_server import HttpServer as HttpService
 from router_service.model_parsers import ParserNames
 from router_service.tls_files import tls_files
+from router_service.tracing import otlp_provider
 
 UPDATE_WAITS = 4
 """An update of the weights waits for the end of a step, for the directory, for all ranks to read and for all to take,
@@ -31,9 +34,17 @@ class HttpServer:
     """`run` occupies one thread of the actor until `stop`."""
 
     def __init__(
-        self, config: Config, plan: CellPlan, engine_endpoint: str, api_keys: ApiKeys | None
+        self,
+        config: Config,
+        plan: CellPlan,
+        engine_endpoint: str,
+        api_keys: ApiKeys | None,
+        *,
+        trace_environment: Mapping[str, str] | None = None,
     ) -> None:
+        """trace_environment: what OpenTelemetry reads from the environment; None: no traces."""
         configure_logging()
+        os.environ.update(trace_environment or {})  # this process may be on another host
         self._service = HttpService(
             HttpServerOptions(
                 model_dir=plan.model_dir,
@@ -58,6 +69,9 @@ class HttpServer:
                 limits=ConnectionLimits(write_seconds=config.http.write_timeout_seconds),
                 cors_origins=config.http.cors_origins,
                 logs_access=config.http.access_log,
+                tracer_provider=None
+                if trace_environment is None
+                else partial(otlp_provider, version("pointsman")),
                 tls=tls_files(config.http.tls_cert, config.http.tls_key),
             )
         )

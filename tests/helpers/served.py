@@ -28,7 +28,7 @@ GONE_SECONDS = 10.0
 """After a stop or a failure has ended `serve`, or after a signal: so long until nothing may be left."""
 _MARK = "POINTSMAN_TEST_FLEET"
 _READY = re.compile(
-    r"pointsman is ready: (http://\S+) \(model (\S+), admin (http://[^)]+)\)", re.ASCII
+    r"pointsman is ready: (https?://\S+) \(model (\S+), admin (https?://[^)]+)\)", re.ASCII
 )
 _RANK = re.compile(r"rank ready rank=(\d+) pid=(\d+)", re.ASCII)
 T = TypeVar("T")

@@ -1,6 +1,7 @@
 """Requests that are still being answered while something happens to the cell."""
 
 import json
+import ssl
 import threading
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -37,7 +38,9 @@ class OpenRequests:
         num_streams: int,
         num_whole: int = 0,
         max_tokens: int = MAX_TOKENS,
+        verify: ssl.SSLContext | bool = True,
     ) -> None:
+        self._verify = verify
         self._max_tokens = max_tokens
         self._url = f"{served.base_url}/v1/completions"
         self._flowing = threading.Semaphore(0)
@@ -54,7 +57,7 @@ class OpenRequests:
         return [answer.result(timeout=seconds) for answer in self.whole]
 
     def _whole(self, number: int) -> httpx.Response:
-        return httpx.post(self._url, json=self._body(number), timeout=120.0)
+        return httpx.post(self._url, json=self._body(number), timeout=120.0, verify=self._verify)
 
     def _body(self, number: int, **fields: Any) -> dict[str, Any]:
         return completion_body(random_prompt(number, 24), self._max_tokens, **fields)
@@ -63,7 +66,7 @@ class OpenRequests:
         num_tokens, errors, done = 0, [], False
         try:
             with (
-                httpx.Client(timeout=120.0) as client,
+                httpx.Client(timeout=120.0, verify=self._verify) as client,
                 client.stream("POST", self._url, json=self._body(number, stream=True)) as answer,
             ):
                 for line in answer.iter_lines():

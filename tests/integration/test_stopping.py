@@ -18,24 +18,8 @@ from tests.integration.open_requests import OpenRequests, health
 
 pytestmark = pytest.mark.ray
 INTERRUPTED = 130
-NUM_TOKENS = 500
-"""Seconds of decoding, more than the second until a signal is seen and less than answers may take to end."""
 AGENTS_THAT_LINGER = {"ray::DashboardAgent", "ray::RuntimeEnvAgent"}
 """Ray's; they look for their killed server for a minute."""
-
-
-def test_a_signal_lets_answers_end_and_then_it_is_over() -> None:
-    with Served("--ep-size", "1") as served:
-        served.wait_until_ready()
-        requests = OpenRequests(served, num_streams=2, num_whole=1, max_tokens=NUM_TOKENS)
-        served.terminate()
-        served.wait_for_stderr("stopping: ", 5.0)
-        assert not any(open.done() for open in (*requests.streams, *requests.whole))
-        assert served.wait(20.0 + GONE_SECONDS) == 0
-        served.assert_nothing_left()
-        assert [(end.done, end.errors) for end in requests.stream_ends(5.0)] == [(True, [])] * 2
-        (answer,) = requests.answers(5.0)
-        assert answer.json()["usage"]["completion_tokens"] == NUM_TOKENS
 
 
 def test_a_second_signal_ends_the_streams_and_it_can_start_again_on_its_port() -> None:
