@@ -1,34 +1,48 @@
 """ZeroMQ sockets with deadlines. Frames are opaque bytes here; `cluster/wire.py` gives them meaning.
 
 An owner binds and tells its endpoint; peers connect with an identity. Every receive has a timeout, every queue a bound.
-Each socket is used by one thread only.
+Each socket is used by one thread only. Frames are encrypted and both ends have proved who they are (`channel_keys`);
+without keys a socket reaches no further than loopback.
 """
 
+from ipaddress import ip_address
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import zmq
 
-from cluster.errors import CellError
+from cluster.channel_keys import PeerKeys
+from cluster.errors import CellError, ConfigError
+from cluster.gatekeeper import Door
 
 QUEUE_BOUND = 65536
 """Frames that may wait in one direction of one socket."""
+MAX_FRAME_BYTES = 2**28
+"""That a bound socket takes, unless its owner knows better."""
+
+
+def know_server(socket: zmq.Socket[Any], keys: PeerKeys | None, endpoint: str) -> None:
+    """Before a socket connects. Raises ConfigError where a socket without keys would leave this host."""
+    if keys is None:
+        _check_loopback(endpoint)
+        return
+    socket.curve_publickey = keys.pair.public
+    socket.curve_secretkey = keys.pair.secret
+    socket.curve_serverkey = keys.server
+
+
+def _check_loopback(endpoint: str) -> None:
+    host = endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+    if not ip_address(host).is_loopback:
+        raise ConfigError(f"{endpoint}: a channel without keys stays on loopback")
 
 
 class _Socket:
-    def __init__(self, kind: int) -> None:
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
-        self.socket: zmq.Socket[bytes] = self._context.socket(kind)
+    def __init__(self, kind: int, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
+        self.socket: zmq.Socket[bytes] = context.socket(kind)
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.setsockopt(zmq.SNDHWM, QUEUE_BOUND)
         self.socket.setsockopt(zmq.RCVHWM, QUEUE_BOUND)
-
-    def bind(self, host: str) -> str:
-        """Binds to a free port of `host` and returns the endpoint. The port is taken, never guessed."""
-        return f"tcp://{host}:{self.socket.bind_to_random_port(f'tcp://{host}', max_tries=100)}"
-
-    def connect(self, endpoint: str) -> None:
-        self.socket.connect(endpoint)
 
     def close(self) -> None:
         self.socket.close(linger=0)
@@ -49,11 +63,35 @@ class _Socket:
         self.close()
 
 
-class RouterSocket(_Socket):
+class _BoundSocket(_Socket):
+    def __init__(self, kind: int, door: Door | None, max_frame_bytes: int) -> None:
+        self._door = door
+        super().__init__(kind, zmq.Context.instance() if door is None else door.gatekeeper.context)
+        if door is not None:
+            door.guard(self.socket, max_frame_bytes)
+
+    def bind(self, host: str) -> str:
+        """Binds to a free port of `host` and returns the endpoint. The port is taken, never guessed."""
+        if self._door is None:
+            _check_loopback(f"tcp://{host}:0")
+        return f"tcp://{host}:{self.socket.bind_to_random_port(f'tcp://{host}', max_tries=100)}"
+
+
+class _ConnectedSocket(_Socket):
+    def __init__(self, kind: int, keys: PeerKeys | None) -> None:
+        super().__init__(kind, zmq.Context.instance())
+        self._keys = keys
+
+    def connect(self, endpoint: str) -> None:
+        know_server(self.socket, self._keys, endpoint)
+        self.socket.connect(endpoint)
+
+
+class RouterSocket(_BoundSocket):
     """Talks to many named peers."""
 
-    def __init__(self) -> None:
-        super().__init__(zmq.ROUTER)
+    def __init__(self, door: Door | None = None, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
+        super().__init__(zmq.ROUTER, door, max_frame_bytes)
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
 
@@ -74,11 +112,11 @@ class RouterSocket(_Socket):
             raise CellError(f"cannot send to {peer.decode(errors='replace')}: {error}") from error
 
 
-class DealerSocket(_Socket):
+class DealerSocket(_ConnectedSocket):
     """A named peer of one RouterSocket."""
 
-    def __init__(self, identity: str) -> None:
-        super().__init__(zmq.DEALER)
+    def __init__(self, identity: str, keys: PeerKeys | None = None) -> None:
+        super().__init__(zmq.DEALER, keys)
         self.socket.setsockopt(zmq.IDENTITY, identity.encode())
 
     def receive(self, timeout_seconds: float | None) -> bytes | None:
@@ -96,11 +134,11 @@ class DealerSocket(_Socket):
             raise CellError(f"cannot send: {error}") from error
 
 
-class PushSocket(_Socket):
+class PushSocket(_ConnectedSocket):
     """One-way frames to a PullSocket, in order."""
 
-    def __init__(self) -> None:
-        super().__init__(zmq.PUSH)
+    def __init__(self, keys: PeerKeys | None = None) -> None:
+        super().__init__(zmq.PUSH, keys)
 
     def send(self, frame: bytes) -> None:
         try:
@@ -109,9 +147,9 @@ class PushSocket(_Socket):
             raise CellError(f"cannot send: {error}") from error
 
 
-class PullSocket(_Socket):
-    def __init__(self) -> None:
-        super().__init__(zmq.PULL)
+class PullSocket(_BoundSocket):
+    def __init__(self, door: Door | None = None, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
+        super().__init__(zmq.PULL, door, max_frame_bytes)
 
     def receive(self, timeout_seconds: float) -> bytes | None:
         if not self.socket.poll(int(timeout_seconds * 1000), zmq.POLLIN):

@@ -15,6 +15,7 @@ from prometheus_client import (
     generate_latest,
 )
 
+from cluster.gatekeeper import REFUSALS
 from cluster.types import StorePart
 
 FALLBACK_REASONS = (
@@ -42,6 +43,13 @@ class Metrics:
         )
         for outcome in ("updated", "refused"):
             self.weight_updates.labels(outcome)
+        self.channel_refusals = self._counter(
+            "channel_refusals_total",
+            "Connections to the engine's channels that were turned away: key is none of the cell's, or no handshake",
+            ("reason",),
+        )
+        for reason in REFUSALS:
+            self.channel_refusals.labels(reason)
 
     def _counter(self, name: str, help_text: str, labels: tuple[str, ...] = ()) -> Counter:
         return Counter(f"pointsman_{name}", help_text, labels, registry=self._registry)

@@ -10,6 +10,7 @@ import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from cluster.channel import DealerSocket
+from cluster.channel_keys import CellKeys, PeerKeys
 from cluster.config import Config
 from cluster.errors import CellError, DeadlineError
 from cluster.log import logger
@@ -56,8 +57,8 @@ class Cell:
 class EngineLink:
     """The launcher's own line to the engine."""
 
-    def __init__(self, endpoint: str) -> None:
-        self._socket = DealerSocket(f"launcher-{os.getpid()}")
+    def __init__(self, endpoint: str, keys: PeerKeys) -> None:
+        self._socket = DealerSocket(f"launcher-{os.getpid()}", keys)
         self._socket.connect(endpoint)
         self._decoder: Decoder[ToHttpServer] = Decoder(ToHttpServer)
         self._next_query = 0
@@ -111,21 +112,21 @@ def _launch(
 ) -> Cell:
     deadline = time.monotonic() + config.cell.start_timeout_seconds
     fingerprint = model_fingerprint(plan.model_dir, plan.dtype)
-    cell = Cell(plan, reservation, engine=None, workers=[])
-    cell.workers = [_start_worker(plan, reservation, rank) for rank in range(plan.ep_size)]
-    cell.engine = front_actor(Engine, reservation).remote(config, plan, fingerprint)
+    cell, keys = Cell(plan, reservation, engine=None, workers=[]), CellKeys.make()
+    cell.workers = [_start_worker(plan, reservation, rank, keys) for rank in range(plan.ep_size)]
+    cell.engine = front_actor(Engine, reservation).remote(config, plan, fingerprint, keys.engine)
     front, worker_endpoint, route_endpoint = result_of(
         cell.engine.endpoints.remote(), deadline, "the engine"
     )
     cell.engine_ref = cell.engine.run.remote()
-    cell.link = EngineLink(front)
+    cell.link = EngineLink(front, keys.launcher)
     _load_weights(cell, config, deadline, progress)
     cell.worker_refs = [w.run.remote(worker_endpoint, route_endpoint) for w in cell.workers]
     _wait_until_ready(cell, deadline)
     traces = trace_environment(config.http.tracing, os.environ)
     cell.http_servers = HttpServers(
         lambda: front_actor(HttpServer, reservation).remote(
-            config, plan, front, api_keys, trace_environment=traces
+            config, plan, front, keys.http_server, api_keys, trace_environment=traces
         ),
         config.http.servers,
     )
@@ -156,11 +157,13 @@ def actor_in(cls: type, strategy: PlacementGroupSchedulingStrategy, **options: A
     return ray.remote(cls).options(scheduling_strategy=strategy, max_concurrency=4, **options)
 
 
-def _start_worker(plan: CellPlan, reservation: Reservation, rank: int) -> Any:
+def _start_worker(plan: CellPlan, reservation: Reservation, rank: int, keys: CellKeys) -> Any:
     options: dict[str, Any] = {"num_cpus": 1, "runtime_env": {"env_vars": {"OMP_NUM_THREADS": "1"}}}
     if plan.uses_gpus:
         options["num_gpus"] = 1
-    return actor_in(ExpertWorker, reservation.for_rank(rank), **options).remote(plan, rank)
+    return actor_in(ExpertWorker, reservation.for_rank(rank), **options).remote(
+        plan, rank, keys.worker
+    )
 
 
 def _load_weights(cell: Cell, config: Config, deadline: float, progress: Progress) -> None:

@@ -5,6 +5,7 @@ import secrets
 from pathlib import Path
 
 from cluster.channel import DealerSocket, PushSocket
+from cluster.channel_keys import PeerKeys
 from cluster.errors import CheckpointError
 from cluster.rank_place import RankPlace
 from cluster.wire import Decoder, encode
@@ -39,13 +40,21 @@ NO_STEP = -1
 
 
 def run_worker(
-    worker: ExpertWorker, *, rank: int, place: RankPlace, engine_endpoint: str, route_endpoint: str
+    worker: ExpertWorker,
+    *,
+    rank: int,
+    place: RankPlace,
+    engine_endpoint: str,
+    route_endpoint: str,
+    keys: PeerKeys | None = None,
 ) -> None:
     """Serves the engine until WorkerStop; the group has ended when this returns.
 
+    keys: None only where the engine is on this host and has none either.
+
     Any failure is told to the engine first, then raised: the group is of no use any more.
     """
-    engine, routes = DealerSocket(f"rank-{rank}"), PushSocket()
+    engine, routes = DealerSocket(f"rank-{rank}", keys), PushSocket(keys)
     loop = _WorkerLoop(worker, rank, place, engine, routes)
     try:
         engine.connect(engine_endpoint)

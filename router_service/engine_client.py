@@ -13,7 +13,8 @@ from typing import Any, Generic, TypeVar
 import zmq
 import zmq.asyncio
 
-from cluster.channel import QUEUE_BOUND
+from cluster.channel import QUEUE_BOUND, know_server
+from cluster.channel_keys import PeerKeys
 from cluster.errors import (
     CellError,
     ConflictError,
@@ -66,11 +67,13 @@ class EngineClient:
         endpoint: str,
         identity: str,
         *,
+        keys: PeerKeys | None = None,
         query_seconds: float = 10.0,
         silence_seconds: float = 120.0,
         weight_update_seconds: float = 1200.0,
     ) -> None:
-        """query_seconds: deadline of metrics, status, evict and features queries.
+        """keys: None only where the engine is on this host and has none either.
+        query_seconds: deadline of metrics, status, evict and features queries.
         silence_seconds: with requests open, the engine counts as lost after this long without any frame from it,
         status answers included.
         weight_update_seconds: deadline of an update of the weights."""
@@ -80,6 +83,7 @@ class EngineClient:
         self._weight_update_seconds = weight_update_seconds
         self._context = zmq.asyncio.Context()
         self._socket: zmq.asyncio.Socket = self._context.socket(zmq.DEALER)
+        know_server(self._socket, keys, endpoint)
         self._socket.setsockopt(zmq.IDENTITY, identity.encode())
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.SNDHWM, QUEUE_BOUND)

@@ -11,7 +11,7 @@ from collections import deque
 import zmq
 from prometheus_client import CollectorRegistry
 
-from cluster.channel import PullSocket, RouterSocket
+from cluster.channel_keys import EngineKeys
 from cluster.config import Config
 from cluster.errors import CellError, OverloadedError, RankLostError, RequestError, WireError
 from cluster.log import logger
@@ -44,6 +44,7 @@ from cluster.wire import Decoder, encode
 from cluster.worker_messages import CellIdentity
 from router_service.clients import PrefixStore
 from router_service.engine_composition import ServedShapes, Surroundings, compose_engine
+from router_service.engine_sockets import EngineSockets, largest_frame
 from router_service.fragment_pool import PlanCompiler
 from router_service.served_checkpoint import WeightSource
 from router_service.step_clock import StepClock
@@ -82,18 +83,24 @@ class EngineService:
         compiler: PlanCompiler,
         checkpoint: WeightSource,
         host: str,
+        keys: EngineKeys,
     ) -> None:
         self._identity = identity
         self._config = config
         self._store = store
         self._compiler = compiler
         self._metrics = Metrics(CollectorRegistry())
-        self._client_socket = RouterSocket()
-        self._worker_socket = RouterSocket()
-        self._route_socket = PullSocket()
-        self.client_endpoint = self._client_socket.bind(host)
-        self.worker_endpoint = self._worker_socket.bind(host)
-        self.route_endpoint = self._route_socket.bind(host)
+        self._sockets = EngineSockets(
+            keys,
+            host,
+            max_frame_bytes=largest_frame(config, shapes.route_shape),
+            refusals=self._metrics.channel_refusals,
+        )
+        self.client_endpoint = self._sockets.client_endpoint
+        self.worker_endpoint = self._sockets.worker_endpoint
+        self.route_endpoint = self._sockets.route_endpoint
+        self._client_socket = self._sockets.clients
+        self._worker_socket = self._sockets.workers
         self._decoder: Decoder[ToEngine] = Decoder(ToEngine)
         self._commands: deque[tuple[bytes, _Command]] = deque()
         """Bounded: submits by `_take_submits`, the rest by what there is to end and by whom waits for an answer."""
@@ -108,7 +115,7 @@ class EngineService:
         self._workers = WorkerClient(
             identity=identity,
             workers=self._worker_socket,
-            routes=self._route_socket,
+            routes=self._sockets.routes,
             clients=self._client_socket,
             on_client_message=self._take_client_messages,
             clock=StepClock(cell.step_timeout_factor, cell.step_timeout_floor_seconds),
@@ -194,8 +201,7 @@ class EngineService:
                 _LOG.error("cell failed reason=%r", failure)
             self._answer_for(0.0 if failure is None else FAREWELL_SECONDS)
             self._workers.stop()
-            for socket in (self._client_socket, self._worker_socket, self._route_socket):
-                socket.close_after_sending(1.0)
+            self._sockets.close_after_sending(1.0)
 
     def _answer_for(self, seconds: float) -> None:
         """Answers what has arrived already and what still does; Stop ends the wait."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import uvicorn
 from starlette.types import ASGIApp
 
+from cluster.channel_keys import PeerKeys
 from cluster.errors import CellError, ConfigError
 from cluster.log import logger
 from router_service.admin_app import AdminApi
@@ -60,6 +61,8 @@ class HttpServerOptions:
     """0: likewise."""
     max_body_bytes: int
     version: str
+    engine_keys: PeerKeys | None = None
+    """See EngineClient."""
     api_keys: ApiKeys | None = None
     """None: whoever reaches the port may ask."""
     parser_names: ParserNames = BY_TEMPLATE
@@ -194,6 +197,7 @@ class HttpServer:
         client = EngineClient(
             options.engine_endpoint,
             f"http-{secrets.token_hex(8)}",
+            keys=options.engine_keys,
             silence_seconds=options.silence_seconds,
             weight_update_seconds=options.weight_update_seconds,
         )

@@ -4,6 +4,7 @@ import gc
 
 import ray.util
 
+from cluster.channel_keys import EngineKeys
 from cluster.config import Config
 from cluster.log import configure_logging
 from deploy.cell_plan import CellPlan
@@ -19,7 +20,7 @@ the engine for as long as it takes to look at the whole prefix store: seconds fo
 class Engine:
     """`run` occupies one thread of the actor until the cell ends."""
 
-    def __init__(self, config: Config, plan: CellPlan, fingerprint: str) -> None:
+    def __init__(self, config: Config, plan: CellPlan, fingerprint: str, keys: EngineKeys) -> None:
         configure_logging()
         gc.set_threshold(*GARBAGE_THRESHOLDS)
         self._service = EngineService(
@@ -30,6 +31,7 @@ class Engine:
             compiler=start_compiler(plan),
             checkpoint=ServedCheckpoint(plan.model_dir, plan.spec, plan.dtype),
             host=ray.util.get_node_ip_address(),
+            keys=keys,
         )
 
     def endpoints(self) -> tuple[str, str, str]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import ray
 import ray.util
 
+from cluster.channel_keys import PeerKeys
 from cluster.log import configure_logging
 from cluster.rank_place import RankPlace
 from cluster.types import Rank
@@ -28,10 +29,11 @@ class LoadedRank:
 class ExpertWorker:
     """`run` occupies one thread of the actor until the cell ends."""
 
-    def __init__(self, plan: CellPlan, rank: int) -> None:
+    def __init__(self, plan: CellPlan, rank: int, keys: PeerKeys) -> None:
         configure_logging()
         use_one_compute_thread()
         self._plan = plan
+        self._keys = keys
         self._rank = Rank(rank)
         self._fraction = 0.0
         self._worker: Worker | None = None
@@ -84,6 +86,7 @@ class ExpertWorker:
             place=_place(),
             engine_endpoint=engine_endpoint,
             route_endpoint=route_endpoint,
+            keys=self._keys,
         )
 
     def _note_progress(self, done_bytes: int, total_bytes: int) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 
+from cluster.channel_keys import PeerKeys
 from cluster.config import Config
 from cluster.log import configure_logging
 from deploy.cell_plan import CellPlan
@@ -38,6 +39,7 @@ class HttpServer:
         config: Config,
         plan: CellPlan,
         engine_endpoint: str,
+        engine_keys: PeerKeys,
         api_keys: ApiKeys | None,
         *,
         trace_environment: Mapping[str, str] | None = None,
@@ -53,6 +55,7 @@ class HttpServer:
                 vocab_size=plan.spec.vocab_size,
                 eos_token_ids=plan.spec.eos_token_ids,
                 engine_endpoint=engine_endpoint,
+                engine_keys=engine_keys,
                 host=config.http.host,
                 port=config.http.port,
                 admin_host=config.http.admin_host,

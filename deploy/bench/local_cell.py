@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 
 from cluster.channel import PullSocket, RouterSocket
+from cluster.channel_keys import CellKeys, PeerKeys
 from cluster.config import Config
 from cluster.errors import CellError
+from cluster.gatekeeper import Gatekeeper
 from cluster.messages import Completion, SamplingParams, Submit
 from cluster.namespace import model_fingerprint
 from cluster.rank_place import RankPlace
@@ -198,14 +200,21 @@ class LocalCell:
 def local_cell(config: Config, plan: CellPlan) -> Iterator[LocalCell]:
     """CPU ranks only; each is a fresh process with one compute thread."""
     fingerprint = model_fingerprint(plan.model_dir, plan.dtype)
-    store = host_store(LOOPBACK, 0, START_SECONDS)
-    with RouterSocket() as clients, RouterSocket() as workers, PullSocket() as routes:
+    store, keys = host_store(LOOPBACK, 0, START_SECONDS), CellKeys.make()
+    with (
+        Gatekeeper() as gatekeeper,
+        RouterSocket() as clients,
+        RouterSocket(gatekeeper.door("workers", keys.engine.workers)) as workers,
+        PullSocket(gatekeeper.door("routes", keys.engine.workers)) as routes,
+    ):
         clients.bind(LOOPBACK)
         endpoints = workers.bind(LOOPBACK), routes.bind(LOOPBACK)
         context = multiprocessing.get_context("spawn")
         processes = [
             context.Process(
-                target=_run_rank, args=(plan, rank, store.port, *endpoints), daemon=True
+                target=_run_rank,
+                args=(plan, rank, store.port, *endpoints, keys.worker),
+                daemon=True,
             )
             for rank in range(plan.ep_size)
         ]
@@ -238,7 +247,12 @@ def _end(processes: list[Any]) -> None:
 
 
 def _run_rank(
-    plan: CellPlan, rank: int, store_port: int, engine_endpoint: str, route_endpoint: str
+    plan: CellPlan,
+    rank: int,
+    store_port: int,
+    engine_endpoint: str,
+    route_endpoint: str,
+    keys: PeerKeys,
 ) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends the ranks
     use_one_compute_thread()
@@ -267,4 +281,5 @@ def _run_rank(
         place=RankPlace(LOOPBACK, "cpu"),
         engine_endpoint=engine_endpoint,
         route_endpoint=route_endpoint,
+        keys=keys,
     )

@@ -13,6 +13,8 @@ import torch
 from torch._C._distributed_c10d import FileStore, Store
 
 from cluster.channel import PullSocket, RouterSocket
+from cluster.channel_keys import PeerKeys
+from cluster.gatekeeper import Gatekeeper
 from cluster.model_config.read import read_model_spec
 from cluster.model_spec import ModelSpec
 from cluster.namespace import model_fingerprint
@@ -28,6 +30,7 @@ from router_service.clients import Workers
 from router_service.plan_book import PlanLimits
 from router_service.step_clock import StepClock
 from router_service.worker_client import WorkerClient
+from tests.helpers.channel_keys import KEYS
 from tests.helpers.engines import EngineHarness, Planning
 
 LOOPBACK = "127.0.0.1"
@@ -111,9 +114,10 @@ class RunningRanks:
 def running_ranks(options: CellOptions) -> Iterator[RunningRanks]:
     spec = read_model_spec(options.model_dir)
     with (
+        Gatekeeper() as gatekeeper,
         RouterSocket() as clients,
-        RouterSocket() as workers,
-        PullSocket() as routes,
+        RouterSocket(gatekeeper.door("workers", KEYS.engine.workers)) as workers,
+        PullSocket(gatekeeper.door("routes", KEYS.engine.workers)) as routes,
         TemporaryDirectory() as directory,
     ):
         clients.bind(LOOPBACK)
@@ -122,7 +126,9 @@ def running_ranks(options: CellOptions) -> Iterator[RunningRanks]:
         context = multiprocessing.get_context("fork")
         processes = [
             context.Process(
-                target=run_rank, args=(options, rank, meeting_file, *endpoints), daemon=True
+                target=run_rank,
+                args=(options, rank, meeting_file, *endpoints, KEYS.worker),
+                daemon=True,
             )
             for rank in range(options.ep_size)
         ]
@@ -164,7 +170,12 @@ def cell_identity(options: CellOptions) -> CellIdentity:
 
 
 def run_rank(
-    options: CellOptions, rank: int, meeting_file: str, engine_endpoint: str, route_endpoint: str
+    options: CellOptions,
+    rank: int,
+    meeting_file: str,
+    engine_endpoint: str,
+    route_endpoint: str,
+    keys: PeerKeys,
 ) -> None:
     """The ranks meet in a file: a TCP store served by the forking process looks up the names of those who have come
     while the next rank is forked, and a lock held there would stay held in the fork."""
@@ -197,6 +208,7 @@ def run_rank(
         place=RankPlace(LOOPBACK, "cpu"),
         engine_endpoint=engine_endpoint,
         route_endpoint=route_endpoint,
+        keys=keys,
     )
 
 

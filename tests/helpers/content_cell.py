@@ -48,6 +48,7 @@ from prefix_store.compiler_thread import CompilerThread
 from prefix_store.store import PrefixStore
 from router_service.engine_composition import ServedShapes
 from router_service.engine_service import EngineService
+from tests.helpers.channel_keys import KEYS
 from tests.helpers.content_workers import SHAPE, VOCAB, ContentWorkers
 from tests.helpers.engines import make_namespace
 from tests.helpers.other_weights import NamedCheckpoints, fingerprint_of
@@ -128,8 +129,10 @@ class ContentRanks:
         assert not self._thread.is_alive()
 
     def _run(self) -> None:
-        sockets = {rank: DealerSocket(f"rank-{rank}") for rank in range(self._num_ranks)}
-        routes = PushSocket()
+        sockets = {
+            rank: DealerSocket(f"rank-{rank}", KEYS.worker) for rank in range(self._num_ranks)
+        }
+        routes = PushSocket(KEYS.worker)
         routes.connect(self._service.route_endpoint)
         for rank, socket in sockets.items():
             socket.connect(self._service.worker_endpoint)
@@ -236,7 +239,7 @@ class Client:
     """One HTTP server's socket, driven by hand."""
 
     def __init__(self, endpoint: str, identity: str = "http-0") -> None:
-        self.socket = DealerSocket(identity)
+        self.socket = DealerSocket(identity, KEYS.http_server)
         self.socket.connect(endpoint)
         self._decoder: Decoder[ToHttpServer] = Decoder(ToHttpServer)
         self.tokens: dict[str, list[int]] = {}
@@ -332,6 +335,7 @@ class ContentCell:
             checkpoint=self.checkpoints,
             compiler=CompilerThread(ExpertPlacement.contiguous(SHAPE.num_experts, num_ranks)),
             host=HOST,
+            keys=KEYS.engine,
         )
         self.ranks = ContentRanks(self.service, num_ranks)
         self.client = Client(self.service.client_endpoint)

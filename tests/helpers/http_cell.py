@@ -21,6 +21,7 @@ from router_service.engine_service import EngineService
 from router_service.http_server import HttpServer, HttpServerOptions
 from router_service.served_checkpoint import ServedCheckpoint
 from tests.helpers.cells import LOOPBACK, START_SECONDS, CellOptions, run_rank
+from tests.helpers.channel_keys import KEYS
 from tests.helpers.content_cell import Client
 from tests.helpers.served import eventually
 
@@ -63,6 +64,7 @@ def cell_clients(
         compiler=start_compiler(plan),
         checkpoint=ServedCheckpoint(plan.model_dir, plan.spec, plan.dtype),
         host=LOOPBACK,
+        keys=KEYS.engine,
     )
     with ExitStack() as stack:
         stack.enter_context(_running_ranks(plan, service))
@@ -84,7 +86,8 @@ def _running_ranks(plan: CellPlan, service: EngineService) -> Iterator[None]:
         endpoints = service.worker_endpoint, service.route_endpoint
         processes: list[Any] = [
             context.Process(
-                target=run_rank, args=(options, rank, f"{directory}/ep-group", *endpoints)
+                target=run_rank,
+                args=(options, rank, f"{directory}/ep-group", *endpoints, KEYS.worker),
             )
             for rank in range(plan.ep_size)
         ]
@@ -125,6 +128,7 @@ def _api(plan: CellPlan, service: EngineService) -> Iterator[CellClients]:
             vocab_size=plan.spec.vocab_size,
             eos_token_ids=plan.spec.eos_token_ids,
             engine_endpoint=service.client_endpoint,
+            engine_keys=KEYS.http_server,
             host=LOOPBACK,
             port=0,
             admin_host=LOOPBACK,

@@ -9,6 +9,7 @@ import pytest
 from cluster.errors import CellError, OverloadedError, PointsmanError, RequestError
 from cluster.messages import SamplingParams, Submit
 from router_service.engine_client import EngineClient
+from tests.helpers.channel_keys import KEYS
 from tests.helpers.content_cell import ContentCell
 
 
@@ -18,7 +19,7 @@ def make_submit(request_id: str, num_tokens: int) -> Submit:
 
 
 async def submit_and_read(endpoint: str, submits: list[Submit]) -> None:
-    client = EngineClient(endpoint, "http-7")
+    client = EngineClient(endpoint, "http-7", keys=KEYS.http_server)
     client.start()
     try:
         async with asyncio.timeout(10), aclosing(client.generate(submits)) as deltas:

@@ -30,6 +30,7 @@ from cluster.rank_place import RankPlace
 from cluster.wire import encode
 from cluster.worker_messages import WorkerFailed, WorkerReady
 from prefix_store.store import PrefixStore
+from tests.helpers.channel_keys import KEYS
 from tests.helpers.content_cell import PATIENCE, Client, ContentCell, make_identity
 from tests.helpers.content_workers import oracle
 
@@ -211,7 +212,7 @@ def test_frames_that_are_no_message_are_dropped_and_hurt_nobody(
 
 def test_a_peer_with_a_name_that_is_no_text_may_leave_before_its_tokens(cell: ContentCell) -> None:
     hold_a_step(cell)
-    stranger = DealerSocket("stranger")
+    stranger = DealerSocket("stranger", KEYS.http_server)
     stranger.socket.identity = b"\xff\xfe"
     stranger.connect(cell.service.client_endpoint)
     sampling = SamplingParams(3, 0.0, 1.0, None, ())
@@ -332,7 +333,7 @@ def test_a_rank_lost_while_idle_is_the_failure(cell: ContentCell) -> None:
 
 
 def test_a_worker_that_fails_while_idle_is_the_failure(cell: ContentCell) -> None:
-    worker = DealerSocket("rank-1-last-words")
+    worker = DealerSocket("rank-1-last-words", KEYS.worker)
     worker.connect(cell.service.worker_endpoint)
     worker.send(encode(WorkerFailed(1, 0, False, "device lost")))
     while (status := cell.client.status()).ready:
@@ -354,7 +355,7 @@ def test_a_bug_in_the_engine_ends_every_request_with_an_error_and_then_the_engin
 
 
 def test_a_late_word_of_a_worker_while_idle_is_no_failure(cell: ContentCell) -> None:
-    worker = DealerSocket("rank-1-again")
+    worker = DealerSocket("rank-1-again", KEYS.worker)
     worker.connect(cell.service.worker_endpoint)
     worker.send(
         encode(WorkerReady(1, 0, make_identity(2), "first life", RankPlace("127.0.0.1", "cpu")))

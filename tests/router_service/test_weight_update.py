@@ -20,6 +20,7 @@ from cluster.messages import (
 from cluster.namespace import weight_version
 from cluster.wire import encode
 from cluster.worker_messages import LoadFailure, WorkerFailed
+from tests.helpers.channel_keys import KEYS
 from tests.helpers.content_cell import PATIENCE, ContentCell, make_submit
 from tests.helpers.content_workers import ROOT, oracle
 from tests.helpers.other_weights import fingerprint_of
@@ -367,7 +368,7 @@ def test_a_rank_that_fails_while_the_directory_is_read_is_the_failure(cell: Cont
     cell.client.send(UpdateWeights(7, OTHER, "restart"))
     while cell.client.status().ready:
         pass
-    worker = DealerSocket("rank-1-last-words")
+    worker = DealerSocket("rank-1-last-words", KEYS.worker)
     worker.connect(cell.service.worker_endpoint)
     worker.send(encode(WorkerFailed(1, 0, False, "device lost")))
     assert cell.client.answer(WeightsRefused).reason == "rank 1 is lost: device lost"

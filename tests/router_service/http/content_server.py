@@ -8,6 +8,7 @@ import httpx
 
 from router_service.api_keys import ApiKeys
 from router_service.http_server import BoundPorts, HttpServer
+from tests.helpers.channel_keys import KEYS
 from tests.helpers.content_cell import ContentCell
 from tests.router_service.http.helpers import make_options
 
@@ -20,6 +21,7 @@ def running_cell(
     with ContentCell(**cell_options) as cell:
         options = make_options(
             cell.service.client_endpoint,
+            engine_keys=KEYS.http_server,
             eos_token_ids=(),
             max_model_len=128,
             max_body_bytes=max_body_bytes,
