@@ -4,6 +4,7 @@ The launcher makes them, anew for every cell, and hands each process its own. Th
 and in no log.
 """
 
+import hashlib
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -36,6 +37,10 @@ class PeerKeys:
 
     pair: KeyPair
     server: bytes
+
+    def shared_name(self, purpose: bytes) -> str:
+        """Known to those who hold this pair, and to nobody who hears it what the pair is. purpose: up to 16 bytes"""
+        return hashlib.blake2b(self.pair.secret, digest_size=16, person=purpose).hexdigest()
 
 
 @dataclass(frozen=True)

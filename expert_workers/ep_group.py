@@ -4,6 +4,7 @@ Ranks meet in a TCPStore that the caller places. Only torch.distributed's defaul
 """
 
 import os
+import socket
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -27,6 +28,7 @@ class GroupOptions:
 
     host_address:  IP address of this host that the other ranks can reach (the one that Ray uses)
     store_address, store_port: where the group's TCPStore listens
+    group_name:    of the cell alone, so that none but its ranks meet there; the store itself asks nobody who they are
     join_timeout_seconds:      until all ranks are there; weights may still be loading elsewhere
     exchange_timeout_seconds:  of every exchange afterwards
     """
@@ -39,6 +41,7 @@ class GroupOptions:
     store_port: int
     join_timeout_seconds: float
     exchange_timeout_seconds: float
+    group_name: str = "ep_group"
 
 
 class EpGroup:
@@ -58,24 +61,35 @@ class EpGroup:
 def host_store(address: str, port: int, timeout_seconds: float) -> TCPStore:
     """Listens for the group's ranks; port 0 takes a free one, told by `.port`. Lives as long as the object.
 
+    The socket is bound here, to this one address: left to itself the store listens on all of the host's.
     Raises CellError when the address cannot be bound.
     """
     try:
-        return TCPStore(
-            address,
-            port,
-            is_master=True,
-            wait_for_workers=False,
-            timeout=timedelta(seconds=timeout_seconds),
-        )
-    except RuntimeError as error:
-        raise CellError(f"no rendezvous store at {address}:{port}: {error}") from error
+        family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
+        listener = socket.create_server((address, port), family=family)
+    except OSError as error:
+        raise CellError(f"no rendezvous store at {address}:{port}: {error.strerror}") from error
+    with listener:
+        bound_port = listener.getsockname()[1]
+        try:
+            store = TCPStore(
+                address,
+                bound_port,
+                is_master=True,
+                wait_for_workers=False,
+                timeout=timedelta(seconds=timeout_seconds),
+                master_listen_fd=listener.fileno(),
+            )
+        except RuntimeError as error:
+            raise CellError(f"no rendezvous store at {address}:{bound_port}: {error}") from error
+        listener.detach()  # the store's from now on
+    return store
 
 
-def connect_store(options: GroupOptions) -> TCPStore:
+def connect_store(options: GroupOptions) -> Store:
     """Raises CellError naming rank, host, address and port."""
     try:
-        return TCPStore(
+        store = TCPStore(
             options.store_address,
             options.store_port,
             is_master=False,
@@ -83,6 +97,7 @@ def connect_store(options: GroupOptions) -> TCPStore:
         )
     except RuntimeError as error:
         raise _cannot_join(options, str(error)) from error
+    return PrefixStore(options.group_name, store)
 
 
 def join_group(options: GroupOptions, store: Store) -> EpGroup:

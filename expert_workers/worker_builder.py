@@ -40,6 +40,7 @@ class WorkerOptions:
     join_timeout_seconds:      until every rank has loaded and arrived
     exchange_timeout_seconds:  of one exchange; longer than the slowest step of a healthy peer
     placement:                 None: contiguous
+    group_name:                of the cell alone
     """
 
     model_dir: Path
@@ -58,6 +59,7 @@ class WorkerOptions:
     join_timeout_seconds: float
     exchange_timeout_seconds: float
     placement: ExpertPlacement | None = None
+    group_name: str = "ep_group"
 
     @property
     def group_options(self) -> GroupOptions:
@@ -70,6 +72,7 @@ class WorkerOptions:
             store_port=self.store_port,
             join_timeout_seconds=self.join_timeout_seconds,
             exchange_timeout_seconds=self.exchange_timeout_seconds,
+            group_name=self.group_name,
         )
 
 

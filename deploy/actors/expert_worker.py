@@ -66,6 +66,7 @@ class ExpertWorker:
                 host_address=_host_address(),
                 store_address=store_address,
                 store_port=store_port,
+                group_name=self._keys.shared_name(b"ep_group"),
                 join_timeout_seconds=timeout_seconds,
                 exchange_timeout_seconds=plan.exchange_timeout_seconds,
             ),

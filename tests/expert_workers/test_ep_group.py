@@ -3,6 +3,7 @@
 import time
 from dataclasses import replace
 
+import psutil
 import pytest
 import torch
 
@@ -40,6 +41,37 @@ def test_ranks_meet_at_a_hosted_store_and_exchange_rows() -> None:
         return exchange.exchange_rows(rows, splits).flatten().tolist()
 
     assert run_ranks(2, send_my_rank) == [[1], [0, 0, 1]]
+
+
+def test_a_hosted_store_listens_on_its_address_alone() -> None:
+    store = host_store("127.0.0.2", 0, 5.0)
+    listening = [
+        connection.laddr
+        for connection in psutil.Process().net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN and connection.laddr.port == store.port
+    ]
+    assert listening == [("127.0.0.2", store.port)]
+
+
+def test_a_rank_of_another_cell_does_not_count_as_one_of_this() -> None:
+    store = host_store(LOOPBACK, 0, 20.0)
+
+    def join_as(context: RankContext) -> str:
+        options = replace(
+            context.group_options,
+            store_port=store.port,
+            join_timeout_seconds=0.5,
+            group_name=f"cell {context.rank}",
+        )
+        with pytest.raises(CellError) as caught:
+            join_group(options, connect_store(options))
+        return str(caught.value)
+
+    messages = run_ranks(2, join_as)
+    assert [message.rpartition(": ")[2] for message in messages] == [
+        "rank 1 did not arrive",
+        "rank 0 did not arrive",
+    ]
 
 
 def test_a_rank_that_does_not_come_is_named_with_host_address_and_port() -> None:
