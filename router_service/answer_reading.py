@@ -5,9 +5,9 @@ import string
 from dataclasses import dataclass
 
 from router_service.reasoning import END_THINK, THINK, ReasoningSplitter, ReasoningStart
-from router_service.said import Said
-from router_service.tool_calls.call_format import CallFormat
-from router_service.tool_calls.parser import Accepts, ToolCallParser
+from router_service.said import Said, joined
+from router_service.tool_calls.call_format import CallFormat, Functions
+from router_service.tool_calls.parser import ToolCallParser
 
 _ID_CHARACTERS = string.ascii_letters + string.digits
 
@@ -17,12 +17,12 @@ class ToolReading:
     """max_calls: after which the answer ends; None: it may have any number; is_of_one_function: the client named it."""
 
     form: CallFormat
-    accepts: Accepts
+    functions: Functions
     max_calls: int | None = None
     is_of_one_function: bool = False
 
     def parser(self) -> ToolCallParser:
-        return ToolCallParser(self.form, self.accepts, self._new_id, max_calls=self.max_calls)
+        return ToolCallParser(self.form, self.functions, self._new_id, max_calls=self.max_calls)
 
     def _new_id(self) -> str:
         length = self.form.id_length
@@ -91,6 +91,5 @@ class AnswerReader:
         split = Said() if self._splitter is None else self._splitter.finish()
         if self._parser is None:
             return split
-        parts = [self._parser.add(split.text), self._parser.finish()]
-        text, calls = "".join(part.text for part in parts), (*parts[0].calls, *parts[1].calls)
-        return Said(text, split.reasoning, calls)
+        rest = joined([self._parser.add(split.text), self._parser.finish()])
+        return Said(rest.text, split.reasoning, rest.calls)

@@ -3,10 +3,11 @@
 Reasoning has the two names that clients look for: `reasoning_content` (DeepSeek's) and `reasoning` (vLLM's).
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from router_service.answer_reading import AnswerReading
-from router_service.said import Said, ToolCall
+from router_service.said import CallPart, Said
 
 Json = dict[str, Any]
 
@@ -17,14 +18,14 @@ def whole_message(said: Said, reading: AnswerReading) -> Json:
     message: Json = {"role": "assistant", "content": content, "refusal": None}
     if reading.reasoning is not None:
         message |= _reasoning(said.reasoning or None)
-    if said.calls:
+    if calls := said.tool_calls:
         message["tool_calls"] = [
             {
                 "id": call.id,
                 "type": "function",
                 "function": {"name": call.name, "arguments": call.arguments},
             }
-            for call in said.calls
+            for call in calls
         ]
     return message
 
@@ -34,23 +35,27 @@ def opening_delta(reading: AnswerReading) -> Json:
 
 
 def message_deltas(said: Said, num_calls_before: int) -> list[Json]:
-    """One thing each. A call is its index, id and name first, then its arguments."""
-    deltas: list[Json] = []
+    """One thing each. A call is its index, id and name first, then its arguments as they come."""
+    deltas = _call_deltas(said.going_on, num_calls_before)
     if said.reasoning:
         deltas.append(_reasoning(said.reasoning))
     if said.text:
         deltas.append({"content": said.text})
-    for index, call in enumerate(said.calls, num_calls_before):
-        deltas += _call_deltas(index, call)
-    return deltas
+    return deltas + _call_deltas(said.begun, num_calls_before)
 
 
-def _call_deltas(index: int, call: ToolCall) -> list[Json]:
-    begun = {"name": call.name, "arguments": ""}
-    return [
-        {"tool_calls": [{"index": index, "id": call.id, "type": "function", "function": begun}]},
-        {"tool_calls": [{"index": index, "function": {"arguments": call.arguments}}]},
-    ]
+def _call_deltas(parts: Sequence[CallPart], num_calls_before: int) -> list[Json]:
+    told: list[Json] = []
+    num_calls = num_calls_before
+    for part in parts:
+        if (head := part.head) is not None:
+            num_calls += 1
+            begun = {"name": head.name, "arguments": ""}
+            call = {"index": num_calls - 1, "id": head.id, "type": "function", "function": begun}
+            told.append(call)
+        if part.arguments:
+            told.append({"index": num_calls - 1, "function": {"arguments": part.arguments}})
+    return [{"tool_calls": [call]} for call in told]
 
 
 def _reasoning(text: str | None) -> Json:

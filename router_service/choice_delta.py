@@ -6,7 +6,7 @@ from typing import Literal
 from cluster.scores import ScoreColumns
 from router_service.logprobs import ScoredToken
 from router_service.routes_encoding import EncodedRoutes
-from router_service.said import Said, ToolCall
+from router_service.said import CallPart, Said
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class ChoiceDelta:
     """[prompt - 1] of the prompt tokens from the second on, once, with the first choice of each prompt, if
     `prompt_logprobs` was asked."""
     reasoning: str = ""
-    calls: tuple[ToolCall, ...] = ()
+    calls: tuple[CallPart, ...] = ()
 
     @property
     def said(self) -> Said:

@@ -8,11 +8,11 @@ from typing import Literal
 
 from router_service.chat_template import ChatTemplate
 from router_service.reasoning import END_THINK, THINK
+from router_service.said import joined
 from router_service.template_probes import PROBE_ARGUMENTS, PROBE_FUNCTION
 from router_service.tool_calls.call_format import (
     CallFormat,
     CallLayout,
-    WrittenCall,
     decode_json,
 )
 from router_service.tool_calls.call_layout import shown_layout
@@ -77,12 +77,24 @@ def _shown_format(template: ChatTemplate | None) -> str:
 
 
 def _reads_back(form: CallFormat, shown: str) -> bool:
-    parser = ToolCallParser(form, lambda call: True, lambda: "")
-    calls = (*parser.add(shown).calls, *parser.finish().calls)
-    written = [WrittenCall(call.name, call.arguments) for call in calls]
-    return [(call.name, decode_json(call.arguments)) for call in written] == [
+    parser = ToolCallParser(form, _AnyFunction(), lambda: "")
+    calls = joined([parser.add(shown), parser.finish()]).tool_calls
+    return [(call.name, call.is_whole and decode_json(call.arguments)) for call in calls] == [
         (PROBE_FUNCTION, PROBE_ARGUMENTS)
     ]
+
+
+class _AnyFunction:
+    """The probe's, and others."""
+
+    def offers(self, name: str) -> bool:
+        return True
+
+    def must_see(self, name: str) -> bool:
+        return False
+
+    def accept(self, name: str, arguments: str) -> bool:
+        return True
 
 
 def _reasoning(names: ParserNames, template: ChatTemplate | None) -> ReasoningKind | None:

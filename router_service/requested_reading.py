@@ -58,10 +58,9 @@ def _tool_reading(body: ChatBody, text: ModelText) -> ToolReading | None:
             "--tool-call-parser if they have one of its formats",
             field="tools",
         )
-    schemas = ToolSchemas(body.offered_tools)
     return ToolReading(
         form=form,
-        accepts=lambda call: schemas.accept(call.name, call.arguments),
+        functions=ToolSchemas(body.offered_tools, are_kept=body.forces_calls),
         max_calls=body.max_calls,
         is_of_one_function=body.forced_function is not None,
     )

@@ -16,7 +16,7 @@ from router_service.logprobs import (
     prompt_logprobs,
 )
 from router_service.routes_encoding import EncodedRoutes
-from router_service.said import Said, ToolCall, joined
+from router_service.said import CallPart, Said, joined
 from router_service.tokenizer import TextCodec
 from router_service.usage_so_far import UsageSoFar
 
@@ -36,7 +36,7 @@ class WholeChoice:
     prompt_scores: ScoreColumns | None
     """See ChoiceDelta."""
     reasoning: str = ""
-    calls: tuple[ToolCall, ...] = ()
+    calls: tuple[CallPart, ...] = ()
 
     @property
     def said(self) -> Said:
@@ -201,7 +201,7 @@ class ChunkWriter:
         if not self._chat:
             return [{"text": delta.text}] if delta.text else []
         contents = message_deltas(delta.said, self._num_calls[delta.index])
-        self._num_calls[delta.index] += len(delta.calls)
+        self._num_calls[delta.index] += len(delta.said.begun)
         return contents
 
     def _choice(self, index: int, content: Json, delta: ChoiceDelta | None = None) -> Json:

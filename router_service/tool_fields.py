@@ -90,12 +90,20 @@ ToolChoice = Annotated[
 class ToolSchemas:
     """What may be called with which arguments. Immutable; nothing is fetched for a schema."""
 
-    def __init__(self, tools: Sequence[Tool]) -> None:
-        """Raises RequestError naming the schema that is none."""
+    def __init__(self, tools: Sequence[Tool], *, are_kept: bool = False) -> None:
+        """are_kept: by a grammar, so that nobody has to check. Raises RequestError naming the schema that is none."""
         self._strict: dict[str, jsonschema_rs.Validator | None] = {}
         for index, tool in enumerate(tools):
             validator = _validator(tool.function, f"tools[{index}].function.parameters")
-            self._strict[tool.function.name] = validator if tool.function.strict else None
+            is_checked = tool.function.strict and not are_kept
+            self._strict[tool.function.name] = validator if is_checked else None
+
+    def offers(self, name: str) -> bool:
+        return name in self._strict
+
+    def must_see(self, name: str) -> bool:
+        """Those of a strict function are checked before anything is told of them."""
+        return self._strict.get(name) is not None
 
     def accept(self, name: str, arguments: str) -> bool:
         """arguments: a JSON object as text. Those of a strict function must match its schema."""

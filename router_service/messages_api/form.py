@@ -3,16 +3,18 @@
 from typing import Any, Literal
 
 import msgspec
+from pydantic_core import from_json
 
 from router_service.choice_delta import ChoiceDelta, ChoiceEnd
 from router_service.error_shapes import anthropic_error_body
 from router_service.generation import Generation
 from router_service.responses import WholeChoice
-from router_service.said import Said, ToolCall
+from router_service.said import CallHead, CallPart, Said, ToolCall
 from router_service.streaming import named_event
 
 Json = dict[str, Any]
-BlockKind = Literal["thinking", "text"]
+TextKind = Literal["thinking", "text"]
+BlockKind = TextKind | Literal["tool_use"]
 
 
 class MessagesForm:
@@ -37,12 +39,14 @@ class MessagesForm:
     def told(self, delta: ChoiceDelta) -> list[bytes]:
         told = b"" if self._begun else self._start(delta.weight_version)
         self._begun = True
+        for part in delta.said.going_on:
+            told += self._call(part)
         if delta.reasoning:
             told += self._add("thinking", delta.reasoning)
         if delta.text:
             told += self._add("text", delta.text)
-        for call in delta.calls:
-            told += self._leave_block() + self._call(call)
+        for part in delta.said.begun:
+            told += self._call(part)
         if delta.end is not None:
             self._end = delta.end
         return [told]
@@ -68,18 +72,21 @@ class MessagesForm:
         unknown = {"stop_reason": None, "stop_sequence": None}
         return _event("message_start", message={**message, **unknown, "usage": counted})
 
-    def _add(self, kind: BlockKind, text: str) -> bytes:
+    def _add(self, kind: TextKind, text: str) -> bytes:
         told = b""
         if self._block != kind:
             told = self._leave_block() + self._begin_block(_text_block(kind, ""))
             self._block = kind
         return told + self._delta({"type": f"{kind}_delta", kind: text})
 
-    def _call(self, call: ToolCall) -> bytes:
-        """Calls are said whole; the arguments follow their name as a stream has it."""
-        begun = self._begin_block({**_tool_use(call), "input": {}})
-        told = self._delta({"type": "input_json_delta", "partial_json": call.arguments})
-        return begun + told + self._stop_block()
+    def _call(self, part: CallPart) -> bytes:
+        told = b""
+        if part.head is not None:
+            told = self._leave_block() + self._begin_block(_tool_use(part.head, {}))
+            self._block = "tool_use"
+        if part.arguments:
+            told += self._delta({"type": "input_json_delta", "partial_json": part.arguments})
+        return told + (self._leave_block() if part.ends else b"")
 
     def _begin_block(self, block: Json) -> bytes:
         self._num_blocks += 1
@@ -118,22 +125,24 @@ class MessagesForm:
 def _blocks(said: Said) -> list[Json]:
     thinking = [_text_block("thinking", said.reasoning)] if said.reasoning else []
     text = [_text_block("text", said.text)] if said.text else []
-    return [*thinking, *text, *(_tool_use(call) for call in said.calls)]
+    return [*thinking, *text, *map(_called, said.tool_calls)]
 
 
-def _text_block(kind: BlockKind, text: str) -> Json:
+def _text_block(kind: TextKind, text: str) -> Json:
     """Nothing signs what was thought: whoever sends it back is believed."""
     return {"type": kind, kind: text} | ({"signature": ""} if kind == "thinking" else {})
 
 
-def _tool_use(call: ToolCall) -> Json:
-    """The input is the JSON that the model wrote."""
-    return {
-        "type": "tool_use",
-        "id": call.id,
-        "name": call.name,
-        "input": msgspec.Raw(call.arguments.encode()),
-    }
+def _called(call: ToolCall) -> Json:
+    """The input is the JSON that the model wrote; of a call that was cut, what is complete of it, as SDKs make of a
+    stream that ends there."""
+    written = call.arguments.encode()
+    whole = msgspec.Raw(written) if call.is_whole else from_json(written, allow_partial=True)
+    return _tool_use(CallHead(call.id, call.name), whole)
+
+
+def _tool_use(head: CallHead, written: Any) -> Json:
+    return {"type": "tool_use", "id": head.id, "name": head.name, "input": written}
 
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from router_service.said import Said, ToolCall
+from router_service.said import CallHead, CallPart, Said
 
 Json = dict[str, Any]
 Event = tuple[str, Json]
@@ -11,11 +11,14 @@ Event = tuple[str, Json]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
-@dataclass
-class _OpenItem:
-    """The one to which text is added. kind: of its one part."""
+Kind = Literal["output_text", "reasoning_text"]
 
-    kind: Literal["output_text", "reasoning_text"]
+
+@dataclass
+class _OpenText:
+    """A message or reasoning, to which text is added. kind: of its one part."""
+
+    kind: Kind
     id: str
     index: int
     text: list[str] = field(default_factory=list)
@@ -40,13 +43,37 @@ class _OpenItem:
         return {"id": self.id, **kind, "status": status, "content": content}
 
 
+@dataclass
+class _OpenCall:
+    """A function call, to whose arguments text is added."""
+
+    head: CallHead
+    id: str
+    index: int
+    arguments: list[str] = field(default_factory=list)
+
+    @property
+    def place(self) -> Json:
+        return {"item_id": self.id, "output_index": self.index}
+
+    def item(self, status: ItemStatus) -> Json:
+        return {
+            "id": self.id,
+            "type": "function_call",
+            "status": status,
+            "call_id": self.head.id,
+            "name": self.head.name,
+            "arguments": "".join(self.arguments),
+        }
+
+
 class OutputItems:
     """Owner of the items, of which at most the last one is open."""
 
     def __init__(self, token: str) -> None:
         """token: what ids are made of."""
         self._token = token
-        self._open: _OpenItem | None = None
+        self._open: _OpenText | _OpenCall | None = None
         self._logprobs: list[Json] = []
         """Of tokens that no text has gone with yet."""
         self.finished: list[Json] = []
@@ -54,12 +81,14 @@ class OutputItems:
     def say(self, said: Said, logprobs: list[Json]) -> list[Event]:
         self._logprobs += logprobs
         events: list[Event] = []
+        for part in said.going_on:
+            events += self._argue(part)
         if said.reasoning:
             events += self._add("reasoning_text", said.reasoning)
         if said.text:
             events += self._add("output_text", said.text)
-        for call in said.calls:
-            events += [*self._close("completed"), *self._call(call)]
+        for part in said.begun:
+            events += [*self._close("completed"), *self._call(part)]
         return events
 
     def end(self, status: ItemStatus) -> list[Event]:
@@ -69,12 +98,12 @@ class OutputItems:
             events = self._begin("output_text")
         return events + self._close(status)
 
-    def _add(self, kind: Literal["output_text", "reasoning_text"], text: str) -> list[Event]:
-        events: list[Event] = []
-        if self._open is None or self._open.kind != kind:
+    def _add(self, kind: Kind, text: str) -> list[Event]:
+        item, events = self._open, []
+        if not isinstance(item, _OpenText) or item.kind != kind:
             events = [*self._close("completed"), *self._begin(kind)]
-        item = self._open
-        assert item is not None
+            item = self._open
+        assert isinstance(item, _OpenText)
         item.text.append(text)
         told: Json = {**item.place, "delta": text}
         if kind == "output_text":
@@ -82,8 +111,8 @@ class OutputItems:
             item.logprobs += told["logprobs"]
         return [*events, (f"response.{kind}.delta", told)]
 
-    def _begin(self, kind: Literal["output_text", "reasoning_text"]) -> list[Event]:
-        item = _OpenItem(kind, self._id("msg" if kind == "output_text" else "rs"), self._index)
+    def _begin(self, kind: Kind) -> list[Event]:
+        item = _OpenText(kind, self._id("msg" if kind == "output_text" else "rs"), self._index)
         self._open = item
         added = {"output_index": item.index, "item": item.item("in_progress", [])}
         return [
@@ -91,43 +120,52 @@ class OutputItems:
             ("response.content_part.added", {**item.place, "part": item.part}),
         ]
 
+    def _call(self, part: CallPart) -> list[Event]:
+        assert part.head is not None
+        call = self._open = _OpenCall(part.head, self._id("fc"), self._index)
+        added = {"output_index": call.index, "item": call.item("in_progress")}
+        return [("response.output_item.added", added), *self._argue(part)]
+
+    def _argue(self, part: CallPart) -> list[Event]:
+        call = self._open
+        assert isinstance(call, _OpenCall), "only a call that was begun goes on"
+        events: list[Event] = []
+        if part.arguments:
+            call.arguments.append(part.arguments)
+            told = {**call.place, "delta": part.arguments}
+            events.append(("response.function_call_arguments.delta", told))
+        return events + (self._close_call(call, "completed") if part.ends else [])
+
     def _close(self, status: ItemStatus) -> list[Event]:
-        item, self._open = self._open, None
-        if item is None:
-            return []
+        """A call that is still open has been cut."""
+        match self._open:
+            case _OpenText() as item:
+                return self._close_text(item, status)
+            case _OpenCall() as call:
+                return self._close_call(call, "incomplete")
+            case None:
+                return []
+
+    def _close_text(self, item: _OpenText, status: ItemStatus) -> list[Event]:
         told: Json = {**item.place, "text": "".join(item.text)}
         if item.kind == "output_text":
             item.logprobs += self._logprobs
             told["logprobs"], self._logprobs = item.logprobs, []
-        whole = item.item(status, [item.part])
-        self.finished.append(whole)
         return [
             (f"response.{item.kind}.done", told),
             ("response.content_part.done", {**item.place, "part": item.part}),
-            ("response.output_item.done", {"output_index": item.index, "item": whole}),
+            self._finish(item.item(status, [item.part])),
         ]
 
-    def _call(self, call: ToolCall) -> list[Event]:
-        """Calls are said whole."""
-        index, call_id = self._index, self._id("fc")
-        place = {"item_id": call_id, "output_index": index}
-        item: Json = {
-            "id": call_id,
-            "type": "function_call",
-            "status": "completed",
-            "call_id": call.id,
-            "name": call.name,
-            "arguments": call.arguments,
-        }
-        begun = {**item, "status": "in_progress", "arguments": ""}
-        done = {**place, "name": call.name, "arguments": call.arguments}
+    def _close_call(self, call: _OpenCall, status: ItemStatus) -> list[Event]:
+        item = call.item(status)
+        done = {**call.place, "name": call.head.name, "arguments": item["arguments"]}
+        return [("response.function_call_arguments.done", done), self._finish(item)]
+
+    def _finish(self, item: Json) -> Event:
+        index, self._open = self._index, None
         self.finished.append(item)
-        return [
-            ("response.output_item.added", {"output_index": index, "item": begun}),
-            ("response.function_call_arguments.delta", {**place, "delta": call.arguments}),
-            ("response.function_call_arguments.done", done),
-            ("response.output_item.done", {"output_index": index, "item": item}),
-        ]
+        return "response.output_item.done", {"output_index": index, "item": item}
 
     @property
     def _index(self) -> int:

@@ -3,7 +3,7 @@
 from collections.abc import Generator
 
 from router_service.template_probes import PROBE_FUNCTION
-from router_service.tool_calls.call_format import CallFormat, CallLayout
+from router_service.tool_calls.call_format import CallFormat, CallLayout, WrittenCall
 from router_service.tool_calls.cursor import Cursor, NotACallError
 
 
@@ -22,13 +22,26 @@ def shown_layout(form: CallFormat, shown: str) -> CallLayout | None:
     if shown[second + len(PROBE_FUNCTION) : others.start] != between:
         return None
     cursor = _ended(shown, shown.rfind(form.marker, 0, second))
-    _exhaust(form.read(cursor, lambda call: None))
+    _exhaust(form.read(cursor, _AnyCalls()))
     return CallLayout(
         head=shown[begin:first],
         between=between,
         separator=shown[arguments.stop : second],
         tail=shown[others.stop : cursor.place].rstrip(),
     )
+
+
+class _AnyCalls:
+    """Takes all of them."""
+
+    def begin(self, name: str) -> bool:
+        return True
+
+    def argue(self, piece: str, is_last: bool) -> None:
+        pass
+
+    def end(self, whole: WrittenCall | None) -> None:
+        pass
 
 
 def _object_behind(text: str, place: int) -> range | None:

@@ -5,21 +5,26 @@ read call is where its code stands. What has been looked at is not looked at aga
 """
 
 import re
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import TypeVar
+
+from router_service.tool_calls.json_scanner import JsonScanner
 
 T = TypeVar("T")
 Reading = Generator[None, None, T]
+Tell = Callable[[str, bool], None]
+"""Told of the next piece of a JSON value, and whether it is the last one."""
 
-_OUTSIDE_STRINGS = re.compile(r'[^"{}\[\]]*')
-_INSIDE_STRINGS = re.compile(r'[^"\\]*(?:\\.[^"\\]*)*', re.DOTALL)
-_JSON_CHARACTERS = re.compile(r"[ \t\r\n0-9A-Za-z:,.+-]*")
 _SPACE = re.compile(r"\s*")
 _WORD = re.compile(r"[A-Za-z0-9_-]*")
 
 
 class NotACallError(Exception):
     """The text is not, or not any more, what the format describes."""
+
+
+def _nobody(piece: str, is_last: bool) -> None:
+    pass
 
 
 class Cursor:
@@ -77,33 +82,34 @@ class Cursor:
                 return match[0]
             yield
 
-    def json(self) -> Reading[str]:
-        """The text of one JSON object: brackets are counted outside strings, all else is for a decoder to check.
+    def opens_object(self) -> Reading[None]:
+        """Goes nowhere. Raises NotACallError unless a JSON object begins here, as far as its first key or its end."""
+        place = self.place
+        yield from self.literal("{")
+        yield from self.space()
+        if not ((yield from self.at('"')) or (yield from self.at("}"))):
+            raise NotACallError
+        self.place = place
+
+    def json(self, tell: Tell = _nobody) -> Reading[str]:
+        """The text of one JSON object, told as it comes.
 
         Raises NotACallError as soon as something stands there that is in no JSON.
         """
-        yield from self._first_brace()
-        start, end, depth, inside = self.place, self.place, 0, False
-        while True:
-            match = (_INSIDE_STRINGS if inside else _OUTSIDE_STRINGS).match(self.text, end)
-            assert match is not None
-            if not inside and not _JSON_CHARACTERS.fullmatch(match[0]):
-                raise NotACallError
-            end = match.end()
-            if end == len(self.text) or self.text[end] == "\\":
-                if self.ended:
-                    raise NotACallError
-                yield
-                continue
-            mark, end = self.text[end], end + 1
-            if mark == '"':
-                inside = not inside
-            else:
-                depth += 1 if mark in "{[" else -1
-            if depth == 0:
-                self.place = end
-                return self.text[start:end]
+        yield from self.opens_object()
+        start = self.place
+        yield from self.through(JsonScanner(), tell)
+        return self.text[start : self.place]
 
-    def _first_brace(self) -> Reading[None]:
-        yield from self.literal("{")
-        self.place -= 1
+    def through(self, scanner: JsonScanner, tell: Tell = _nobody) -> Reading[None]:
+        """Up to where the scanner's value ends. Raises as `json` does."""
+        while True:
+            start = self.place
+            self.place = scanner.scan(self.text, start)
+            if self.place > start:
+                tell(self.text[start : self.place], scanner.has_ended)
+            if scanner.has_ended:
+                return
+            if self.place < len(self.text) or self.ended:
+                raise NotACallError
+            yield

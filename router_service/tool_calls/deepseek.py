@@ -7,9 +7,9 @@ from router_service.tool_calls.call_format import (
     MAX_NAME_LENGTH,
     CallFormat,
     CallLayout,
-    Found,
+    Calls,
     WrittenCall,
-    argument_text,
+    read_arguments,
 )
 from router_service.tool_calls.cursor import Cursor, Reading
 
@@ -17,16 +17,16 @@ _BEGIN_ALL, _END_ALL = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end�
 _BEGIN, _SEPARATOR, _END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
 
 
-def _read(cursor: Cursor, found: Found) -> Reading[None]:
+def _read(cursor: Cursor, calls: Calls) -> Reading[None]:
     yield from cursor.literal(_BEGIN_ALL)
     yield from cursor.space()
     while (yield from cursor.at(_BEGIN)):
-        found((yield from _call(cursor)))
+        calls.end((yield from _call(cursor, calls)))
         yield from cursor.space()
     yield from cursor.closing(_END_ALL)
 
 
-def _call(cursor: Cursor) -> Reading[WrittenCall]:
+def _call(cursor: Cursor, calls: Calls) -> Reading[WrittenCall | None]:
     yield from cursor.space()
     name = yield from cursor.word(MAX_NAME_LENGTH)
     yield from cursor.literal(_SEPARATOR)
@@ -36,13 +36,13 @@ def _call(cursor: Cursor) -> Reading[WrittenCall]:
         name, fenced = (yield from _fenced_name(cursor)), True
     else:
         cursor.place -= 1
-    arguments = argument_text((yield from cursor.json()))
+    whole = yield from read_arguments(cursor, calls, name)
     yield from cursor.space()
     if fenced:
         yield from cursor.closing("```")
         yield from cursor.space()
     yield from cursor.closing(_END)
-    return WrittenCall(name, arguments)
+    return whole
 
 
 def _fenced_name(cursor: Cursor) -> Reading[str]:

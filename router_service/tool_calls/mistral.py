@@ -7,36 +7,36 @@ from router_service.tool_calls.call_format import (
     MAX_NAME_LENGTH,
     CallFormat,
     CallLayout,
-    Found,
+    Calls,
     WrittenCall,
-    argument_text,
-    decode_call,
+    read_arguments,
+    read_json_call,
 )
 from router_service.tool_calls.cursor import Cursor, Reading
 
 _BEGIN, _ARGUMENTS, _CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 
 
-def _read(cursor: Cursor, found: Found) -> Reading[None]:
+def _read(cursor: Cursor, calls: Calls) -> Reading[None]:
     yield from cursor.literal(_BEGIN)
     yield from cursor.space()
     if (yield from cursor.at("[")):
-        yield from _listed(cursor, found)
+        yield from _listed(cursor, calls)
     else:
-        found((yield from _named(cursor)))
+        calls.end((yield from _named(cursor, calls)))
 
 
-def _listed(cursor: Cursor, found: Found) -> Reading[None]:
+def _listed(cursor: Cursor, calls: Calls) -> Reading[None]:
     while True:
         yield from cursor.space()
-        found(decode_call((yield from cursor.json())))
+        calls.end((yield from read_json_call(cursor, calls)))
         yield from cursor.space()
         if not (yield from cursor.at(",")):
             break
     yield from cursor.closing("]")
 
 
-def _named(cursor: Cursor) -> Reading[WrittenCall]:
+def _named(cursor: Cursor, calls: Calls) -> Reading[WrittenCall | None]:
     name = yield from cursor.word(MAX_NAME_LENGTH)
     yield from cursor.space()
     if (yield from cursor.at(_CALL_ID)):
@@ -45,7 +45,7 @@ def _named(cursor: Cursor) -> Reading[WrittenCall]:
     else:
         yield from cursor.at(_ARGUMENTS)
     yield from cursor.space()
-    return WrittenCall(name, argument_text((yield from cursor.json())))
+    return (yield from read_arguments(cursor, calls, name))
 
 
 _NAME = '{"name": "'

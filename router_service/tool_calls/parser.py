@@ -1,59 +1,57 @@
 """Tool calls and content of a growing text, whatever the format of the calls.
 
-What is no complete and acceptable call is content, marker and all: a call is told when it has ended, so nothing that
-was told has to be taken back. White space next to calls is format and told to nobody. Pure but for buffer and ids.
+A call is told from where its arguments begin, bit by bit. What stands there before that and is no call of an offered
+function is content, marker and all; what breaks off within its arguments is a call that does not end, and what follows
+is content: so nothing that was told has to be taken back. White space next to calls is format and told to nobody. Pure
+but for buffer and ids.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from router_service.marked_text import num_pending
-from router_service.said import Said, ToolCall, joined
-from router_service.tool_calls.call_format import CallFormat, WrittenCall
+from router_service.said import CallHead, CallPart, Said, joined
+from router_service.tool_calls.call_format import CallFormat, Functions, WrittenCall
 from router_service.tool_calls.cursor import Cursor, NotACallError, Reading
-
-Accepts = Callable[[WrittenCall], bool]
-"""Whether a call is one that the client can take: of a tool that it offers."""
 
 
 @dataclass(frozen=True)
 class _Begun:
     cursor: Cursor
     reading: Reading[None]
-    num_calls_before: int
+    start: int
 
 
 class ToolCallParser:
-    """Owner of the text that cannot be sorted yet, and of a call that is half read."""
+    """Owner of the text that cannot be sorted yet, and of a call that is half read. It is the Calls of its readings."""
 
     def __init__(
         self,
         form: CallFormat,
-        accepts: Accepts,
+        functions: Functions,
         new_id: Callable[[], str],
         *,
         max_calls: int | None = None,
     ) -> None:
         self._form = form
-        self._accepts = accepts
+        self._functions = functions
         self._new_id = new_id
         self._max_calls = max_calls
         self.num_calls = 0
+        """Told to their ends."""
+        self._num_begun = 0
+        self.is_full = False
+        """No further call is wanted: the answer is to end here."""
         self._text = ""
         self._start = 0
         """Where the text begins that has not been sorted."""
         self._begun: _Begun | None = None
-        """What begins at `_start`, or has begun before the calls that end there."""
+        """What begins at `_start`, or has begun before what was told of its calls up to there."""
         self._parts: list[Said] = []
         """Sorted, to be told."""
         self._space = ""
         """White space before what comes next."""
         self._is_after_call = False
-
-    @property
-    def is_full(self) -> bool:
-        """No further call is wanted: the answer is to end here."""
-        return self._max_calls is not None and self.num_calls >= self._max_calls
 
     def add(self, text: str) -> Said:
         """What this text decides. Nothing, once the parser is full."""
@@ -84,8 +82,7 @@ class ToolCallParser:
             return False
         self._tell(place)
         cursor = Cursor(self._text, place)
-        reading = self._form.read(cursor, lambda call: self._found(cursor, call))
-        self._begun = _Begun(cursor, reading, self.num_calls)
+        self._begun = _Begun(cursor, self._form.read(cursor, self), place)
         return True
 
     def _read(self, final: bool) -> bool:
@@ -97,25 +94,72 @@ class ToolCallParser:
         try:
             next(begun.reading)
         except StopIteration:
-            self._begun = None
-            if self.num_calls > begun.num_calls_before:
-                self._start = cursor.place
-                return True
+            self._leave(cursor.place)
         except NotACallError:
-            self._begun = None
+            self._leave(self._start)
         else:
             return False
-        if self.num_calls == begun.num_calls_before:
-            self._tell(self._start + 1)  # no call begins here, perhaps behind
         return True
 
-    def _found(self, cursor: Cursor, call: WrittenCall) -> None:
-        """What was told of a call stays told, whatever follows it."""
-        if self.is_full or not self._accepts(call):
+    def _leave(self, end: int) -> None:
+        """Of a reading that told of calls the text is sorted up to `end`."""
+        begun, self._begun = self._begun, None
+        assert begun is not None
+        if self._start > begun.start:
+            self._start = end
+            self._fill()
+        else:
+            self._tell(self._start + 1)  # no call begins here, perhaps behind
+
+    # --- told by a reading
+
+    def begin(self, name: str) -> bool:
+        if self._has_enough or not self._functions.offers(name):
             raise NotACallError
-        self._parts.append(Said(calls=(ToolCall(self._new_id(), call.name, call.arguments),)))
-        self.num_calls += 1
-        self._start, self._space, self._is_after_call = cursor.place, "", True
+        if self._functions.must_see(name):
+            return False
+        self._say(CallPart(head=self._head(name)))
+        return True
+
+    def argue(self, piece: str, is_last: bool) -> None:
+        self._say(CallPart(piece, ends=is_last))
+
+    def end(self, whole: WrittenCall | None) -> None:
+        if whole is None:
+            self._go_on()
+        elif self._has_enough or not self._accepts(whole):
+            raise NotACallError
+        else:
+            self._say(CallPart(whole.arguments, self._head(whole.name), ends=True))
+        self._fill()
+
+    @property
+    def _has_enough(self) -> bool:
+        return self._max_calls is not None and self._num_begun >= self._max_calls
+
+    def _accepts(self, call: WrittenCall) -> bool:
+        functions = self._functions
+        return functions.offers(call.name) and functions.accept(call.name, call.arguments)
+
+    def _head(self, name: str) -> CallHead:
+        self._num_begun += 1
+        return CallHead(self._new_id(), name)
+
+    def _say(self, part: CallPart) -> None:
+        """What was told of a call stays told, whatever follows it."""
+        self._parts.append(Said(calls=(part,)))
+        self.num_calls += part.ends
+        self._go_on()
+
+    def _go_on(self) -> None:
+        assert self._begun is not None
+        self._start, self._space, self._is_after_call = self._begun.cursor.place, "", True
+
+    def _fill(self) -> None:
+        if self._max_calls is not None and self.num_calls >= self._max_calls:
+            self.is_full = True
+
+    # --- content
 
     def _tell(self, end: int) -> None:
         """The text up to `end` is content."""

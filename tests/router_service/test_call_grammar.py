@@ -1,6 +1,7 @@
 """Grammars of forced calls: what may come under them is what the readers of calls take, in every style."""
 
 import json
+from collections.abc import Collection
 from typing import Any
 
 import jsonschema_rs
@@ -14,6 +15,7 @@ from router_service.answer_reading import AnswerReading, ToolReading
 from router_service.call_grammar import CallGrammar
 from router_service.model_parsers import BY_TEMPLATE, ModelParsers, ParserNames, choose_parsers
 from router_service.reasoning import ReasoningStart
+from router_service.said import Said, joined
 from router_service.template_probes import PROBE_CALL_ID
 from router_service.tokenizer import TextCodec
 from tests.helpers.chat_templates import (
@@ -26,6 +28,8 @@ from tests.helpers.chat_templates import (
 )
 from tests.helpers.schemas import random_object_schema
 from tests.helpers.tiny_checkpoints import DEMO_MODEL_DIR
+from tests.router_service.tool_calls.reading import Offered
+from tests.router_service.tool_calls.reading import calls as calls_of
 
 VOCAB_SIZE, EOS = 3072, (2, 0)
 CODEC = TextCodec(DEMO_MODEL_DIR)
@@ -90,15 +94,26 @@ def written(style: ModelParsers, *calls: tuple[str, str]) -> str:
     return f"{layout.head}{layout.separator.join(texts)}{layout.tail}"
 
 
-def read(style: ModelParsers, token_ids: list[int]) -> list[tuple[str, str]]:
-    """Calls of an answer that is nothing else."""
+def told(
+    style: ModelParsers, token_ids: list[int], names: Collection[str]
+) -> tuple[list[Said], Said]:
+    """Of an answer: token by token, and from its text at once."""
     assert style.call_format is not None
-    reading = AnswerReading(tools=ToolReading(style.call_format, lambda call: True))
+    reading = AnswerReading(tools=ToolReading(style.call_format, Offered(names)))
     detokenizer, reader = CODEC.detokenizer(reading.markers), reading.reader()
-    said = [reader.add(detokenizer.add(token_id)) for token_id in token_ids]
-    said += [reader.add(detokenizer.finish()), reader.finish()]
-    assert "".join(part.text for part in said) == ""
-    return [(call.name, call.arguments) for part in said for call in part.calls]
+    texts = [*map(detokenizer.add, token_ids), detokenizer.finish()]
+    streamed = [*map(reader.add, texts), reader.finish()]
+    at_once = reading.reader()
+    return streamed, joined([at_once.add("".join(texts)), at_once.finish()])
+
+
+def read(
+    style: ModelParsers, token_ids: list[int], names: Collection[str]
+) -> list[tuple[str, str]]:
+    """Calls of these functions of an answer that is nothing else."""
+    _, said = told(style, token_ids, names)
+    assert said.text == ""
+    return calls_of(said)
 
 
 def walked(grammar: str, rng: np.random.Generator, max_calls: int) -> list[int]:
@@ -121,10 +136,26 @@ def test_random_answers_are_calls_whose_arguments_match_random_schemas(
     schemas = {f"f-{number}": random_object_schema(rng) for number in range(3)}
     for is_repeated in (True, False):
         grammar = grammar_of(style, schemas, is_repeated=is_repeated)
-        calls = read(style, walked(grammar, rng, max_calls=2))
+        token_ids = walked(grammar, rng, max_calls=2)
+        calls = read(style, token_ids, schemas)
         assert len(calls) == 1 or (is_repeated and len(calls) > 1)
         for name, arguments in calls:
             assert jsonschema_rs.validator_for(schemas[name]).is_valid(json.loads(arguments))
+        for end in (len(token_ids), *rng.integers(0, len(token_ids), 5)):
+            assert_streamed_as_whole(style, token_ids[:end], schemas)
+
+
+def assert_streamed_as_whole(
+    style: ModelParsers, token_ids: list[int], names: Collection[str]
+) -> None:
+    streamed, whole = told(style, token_ids, names)
+    parts = [part for said in streamed for part in said.calls]
+    heads = [number for number, part in enumerate(parts) if part.head is not None]
+    ends = [*heads[1:], None][: len(heads)]
+    for call, start, end in zip(whole.tool_calls, heads, ends, strict=True):
+        assert "".join(part.arguments for part in parts[start:end]) == call.arguments
+    assert [part.ends for part in joined(streamed).calls] == [c.is_whole for c in whole.tool_calls]
+    assert joined(streamed).text == whole.text
 
 
 @each_style
@@ -215,4 +246,4 @@ def test_a_template_that_cannot_show_two_calls_leaves_the_layout_of_the_format()
 def test_every_layout_is_read_back(style: ModelParsers) -> None:
     text = written(style, ("f", '{"a": 5}'), ("g", "{}"))
     ids = CODEC.encode(text, add_special_tokens=False)
-    assert read(style, ids) == [("f", '{"a": 5}'), ("g", "{}")]
+    assert read(style, ids, "fg") == [("f", '{"a": 5}'), ("g", "{}")]

@@ -124,6 +124,18 @@ def test_an_answer_has_as_many_calls_as_were_asked_for_and_ends_as_openais(
 REQUIRED = {"tool_choice": "required"}
 
 
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_arguments_of_a_strict_function_are_streamed_where_a_grammar_keeps_its_schema(
+    choice: str, served: Served
+) -> None:
+    tools = [tool("weather", parameters=CITY, strict=True)]
+    response = served[0].post(CHAT, json={**body(stream=True, tool_choice=choice), "tools": tools})
+    deltas = [chunk["choices"][0]["delta"] for chunk in events(response)]
+    parts = [part for delta in deltas for part in delta.get("tool_calls", []) if "id" not in part]
+    assert (len(parts) > 2) == (choice == "required")
+    assert "".join(p["function"]["arguments"] for p in parts) == '{"city": "Oslo"}' * 2
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("fields", "field", "words"),

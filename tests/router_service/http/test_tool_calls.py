@@ -45,7 +45,7 @@ TOOLS = [tool("get_weather", description="Forecast", parameters=SCHEMA), tool("n
 
 
 def tools_body(**fields: Any) -> dict[str, Any]:
-    return chat_body(messages=[USER], tools=TOOLS, **fields)
+    return chat_body(**{"messages": [USER], "tools": TOOLS, **fields})
 
 
 @contextmanager
@@ -119,17 +119,17 @@ def test_text_and_two_calls_are_told_in_order_however_many_tokens_come_at_once(
     assert choice["finish_reason"] == "tool_calls"
 
 
-BROKEN = [
+NO_CALLS = [
     "Use <tool_call> for calls.",
-    CALL.replace("[1, 2]", "[1, 2"),
+    CALL.replace('{"city"', "{city"),
     CALL.replace("get_weather", "no_such_tool"),
-    CALL[:-20],
+    CALL[:40],
 ]
 
 
-@pytest.mark.parametrize("text", BROKEN)
+@pytest.mark.parametrize("text", NO_CALLS)
 @pytest.mark.parametrize("answer", [whole, streamed])
-def test_what_is_no_complete_call_is_content(answer: Any, text: str) -> None:
+def test_what_is_no_call_is_content(answer: Any, text: str) -> None:
     with saying(text) as client:
         choice = answer(client)
     assert choice["message"]["content"] == text
@@ -138,21 +138,58 @@ def test_what_is_no_complete_call_is_content(answer: Any, text: str) -> None:
 
 
 @pytest.mark.parametrize("answer", [whole, streamed])
-def test_a_call_that_the_limit_cuts_is_content_and_the_one_before_it_is_told(answer: Any) -> None:
+def test_a_call_that_breaks_is_as_far_as_it_came_and_the_rest_is_content(answer: Any) -> None:
+    with saying(CALL.replace("[1, 2]", "[1, 2")) as client:
+        choice = answer(client)
+    assert functions(choice) == [("get_weather", ARGUMENTS.partition("]")[0])]
+    assert choice["message"]["content"] == "}}\n</tool_call>"
+    assert choice["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("answer", [whole, streamed])
+def test_a_call_that_the_limit_cuts_is_as_far_as_it_came(answer: Any) -> None:
     text = CALL + CALL
     with saying(text) as client:
-        choice = answer(client, max_tokens=len(tokens(text)) - 6)
-    assert functions(choice) == [("get_weather", ARGUMENTS)]
-    assert choice["message"]["content"].startswith('<tool_call>\n{"name": "get_weather"')
+        choice = answer(client, max_tokens=len(tokens(text)) - 8)
+    first, second = functions(choice)
+    assert first == ("get_weather", ARGUMENTS)
+    assert second[0] == "get_weather"
+    assert 0 < len(second[1]) < len(ARGUMENTS)
+    assert ARGUMENTS.startswith(second[1])
+    assert choice["message"]["content"] is None
     assert choice["finish_reason"] == "length"
 
 
 @pytest.mark.parametrize("answer", [whole, streamed])
-def test_a_stop_string_within_a_call_ends_the_answer_and_makes_it_content(answer: Any) -> None:
+def test_a_stop_string_within_a_call_ends_the_answer_and_nothing_of_it_is_told(answer: Any) -> None:
     with saying(CALL) as client:
         choice = answer(client, stop=["laga"])
-    assert choice["message"]["content"] == CALL[: CALL.index("laga")]
+    assert functions(choice) == [("get_weather", ARGUMENTS[: ARGUMENTS.index("laga")])]
+    assert choice["message"]["content"] is None
     assert choice["finish_reason"] == "stop"
+
+
+def test_arguments_are_streamed_as_they_are_generated() -> None:
+    with saying(CALL) as client:
+        chunks = events(client.post(CHAT, json=tools_body(stream=True)))
+    calls = [c["choices"][0]["delta"].get("tool_calls", []) for c in chunks]
+    (first, *others) = [part for parts in calls for part in parts]
+    assert first["function"] == {"name": "get_weather", "arguments": ""}
+    pieces = [part["function"]["arguments"] for part in others]
+    assert "".join(pieces) == ARGUMENTS
+    assert len(pieces) > len(tokens(ARGUMENTS)) / 2
+    assert all(pieces)
+
+
+@pytest.mark.parametrize("answer", [whole, streamed])
+def test_calls_of_strict_functions_are_told_when_they_are_known_to_match(answer: Any) -> None:
+    strict = [tool("get_weather", parameters=SCHEMA, strict=True)]
+    with saying(CALL) as client:
+        complete = answer(client, tools=strict)
+        cut = answer(client, tools=strict, max_tokens=len(tokens(CALL)) - 8)
+    assert functions(complete) == [("get_weather", ARGUMENTS)]
+    assert functions(cut) == []
+    assert CALL.startswith(cut["message"]["content"])
 
 
 @pytest.mark.parametrize("answer", [whole, streamed])

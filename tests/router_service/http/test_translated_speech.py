@@ -100,8 +100,13 @@ def test_streamed_items_are_those_of_the_whole_response(
     assert done == last.response.output
     thought = [e.delta for e in told if e.type == "response.reasoning_text.delta"]
     assert "".join(thought).strip() == "Rain or sun?"
-    arguments = [e.delta for e in told if e.type == "response.function_call_arguments.delta"]
-    assert [json.loads(text) for text in arguments] == [{"city": "Oslo"}, {}]
+    pieces = [e for e in told if e.type == "response.function_call_arguments.delta"]
+    whole = [e for e in told if e.type == "response.function_call_arguments.done"]
+    for item in whole:
+        deltas = [piece.delta for piece in pieces if piece.item_id == item.item_id]
+        assert "".join(deltas) == item.arguments
+    assert [json.loads(item.arguments) for item in whole] == [{"city": "Oslo"}, {}]
+    assert len(pieces) > 4
     assert [event.sequence_number for event in told] == list(range(len(told)))
 
 
@@ -189,3 +194,47 @@ def test_tools_that_a_chat_refuses_have_the_name_they_were_sent_with(
     client, _ = served
     body = {"model": MODEL, "input": "x", **fields}
     assert_error(client.post("/v1/responses", json=body), 400, field)
+
+
+CUT = SAID[: SAID.index("slo")]
+
+
+def test_a_call_that_was_cut_is_incomplete_in_the_same_way_whole_and_streamed(
+    tmp_path: Path,
+) -> None:
+    with saying(CUT, model_with_template(tmp_path, QWEN3)) as (client, _):
+        with openai_sdk(client) as openai:
+            asked: Any = {"model": MODEL, "input": USER, "tools": RESPONSES_TOOLS}
+            answer = openai.responses.create(**asked)
+            *_, last = openai.responses.create(**asked, stream=True)
+        with anthropic_sdk(client) as claude:
+            wanted: Any = {"model": MODEL, "messages": USER, "tools": MESSAGES_TOOLS}
+            message = claude.messages.create(**wanted, max_tokens=200)
+            with claude.messages.stream(**wanted, max_tokens=200) as stream:
+                streamed = stream.get_final_message()
+    assert last.type == "response.completed"
+    for output in (answer.output, last.response.output):
+        call = output[-1]
+        assert call.type == "function_call"
+        assert (call.arguments, call.status) == ('{"city": "O', "incomplete")
+    for told in (message, streamed):
+        block = told.content[-1]
+        assert block.type == "tool_use"
+        assert (block.name, block.input) == ("weather", {})
+        assert told.stop_reason == "end_turn"
+
+
+def test_the_anthropic_sdk_sees_arguments_grow(served: tuple[httpx.Client, ScriptedEngine]) -> None:
+    client, _ = served
+    with (
+        anthropic_sdk(client) as claude,
+        claude.messages.stream(
+            model=MODEL, max_tokens=200, messages=USER, tools=MESSAGES_TOOLS
+        ) as stream,
+    ):
+        told = list(stream)
+    pieces = [event.partial_json for event in told if event.type == "input_json"]
+    assert "".join(pieces) == '{"city": "Oslo"}{}'
+    assert len(pieces) > 4
+    kinds = [event.type for event in told if event.type.startswith("content_block_st")]
+    assert kinds == ["content_block_start", "content_block_stop"] * 4

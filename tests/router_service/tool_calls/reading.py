@@ -1,7 +1,8 @@
 """Reads texts with the parsers, whole and in pieces."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 from router_service.said import Said, joined
 from router_service.tool_calls.call_format import CallFormat
@@ -10,22 +11,57 @@ from router_service.tool_calls.parser import ToolCallParser
 NAMES = ("f", "get_weather", "g-2")
 
 
-def make_parser(form: CallFormat, max_calls: int | None = None) -> ToolCallParser:
-    """Calls of NAMES, with ids 0, 1, …"""
+@dataclass(frozen=True)
+class Offered:
+    """checked: have to be seen whole, and are all accepted."""
+
+    names: Collection[str] = NAMES
+    checked: Collection[str] = ()
+
+    def offers(self, name: str) -> bool:
+        return name in self.names
+
+    def must_see(self, name: str) -> bool:
+        return name in self.checked
+
+    def accept(self, name: str, arguments: str) -> bool:
+        return True
+
+
+OFFERED = Offered()
+
+
+def make_parser(
+    form: CallFormat, max_calls: int | None = None, offered: Offered = OFFERED
+) -> ToolCallParser:
+    """With ids 0, 1, …"""
     numbers = itertools.count()
-    return ToolCallParser(
-        form, lambda call: call.name in NAMES, lambda: str(next(numbers)), max_calls=max_calls
-    )
+    return ToolCallParser(form, offered, lambda: str(next(numbers)), max_calls=max_calls)
 
 
-def read(form: CallFormat, pieces: Sequence[str], max_calls: int | None = None) -> Said:
-    parser = make_parser(form, max_calls)
-    told = [parser.add(piece) for piece in pieces]
-    return joined([*told, parser.finish()])
+def told(
+    form: CallFormat,
+    pieces: Sequence[str],
+    max_calls: int | None = None,
+    offered: Offered = OFFERED,
+) -> list[Said]:
+    """Piece by piece, and at the end."""
+    parser = make_parser(form, max_calls, offered)
+    return [*map(parser.add, pieces), parser.finish()]
+
+
+def read(
+    form: CallFormat,
+    pieces: Sequence[str],
+    max_calls: int | None = None,
+    offered: Offered = OFFERED,
+) -> Said:
+    return joined(told(form, pieces, max_calls, offered))
 
 
 def calls(said: Said) -> list[tuple[str, str]]:
-    return [(call.name, call.arguments) for call in said.calls]
+    """Those that ended."""
+    return [(call.name, call.arguments) for call in said.tool_calls if call.is_whole]
 
 
 def cut(text: str, places: Sequence[int]) -> list[str]:
