@@ -1,8 +1,9 @@
 """Plan fragments of the cell: asked of the compiler, sent ahead, used once every rank has them, evicted.
 
 A fragment is named by its routes, its source rank, the placement and, where that has several copies of an expert, the
-position of its first token; so a stale one cannot be met: other routes are another fragment. Several requests and later
-replays share it; the least recently used go when a rank's budget is full.
+position of its first token; so a stale one cannot be met: other routes are another fragment. Requests and later replays
+of one namespace share it, and nobody else: or the time of a replay would tell that another tenant had replayed the same
+prompt. The least recently used go when a rank's budget is full.
 
     asked ──compiler's thread──► unsent ──PlanPart to each rank──► sent ──PlansHeld from all──► ready ──► evicted
 """
@@ -15,7 +16,7 @@ from cluster.dispatch_plan import PlanFragment, fragment_digest
 from cluster.errors import PlanError
 from cluster.log import logger
 from cluster.routes import ExpertRoutes
-from cluster.types import Rank
+from cluster.types import Namespace, Rank
 from cluster.worker_messages import PlanPart, PlansHeld
 from router_service.step_observer import StepObserver
 
@@ -58,6 +59,7 @@ class Fragment:
     """Written by the pool alone."""
 
     fragment_id: int
+    namespace: Namespace
     digest: bytes
     num_tokens: int
     missing_ranks: set[int]
@@ -67,6 +69,10 @@ class Fragment:
     last_use: int = 0
     refusal: str | None = None
     """The fallback reason of its tokens, when no step will name it."""
+
+    @property
+    def name(self) -> tuple[Namespace, bytes]:
+        return self.namespace, self.digest
 
     @property
     def ready(self) -> bool:
@@ -99,8 +105,8 @@ class FragmentPool:
         self._compiler = compiler
         self._channel = channel
         self._observer = observer
-        self._by_digest: dict[bytes, Fragment] = {}
-        """Those that one more may use."""
+        self._by_name: dict[tuple[Namespace, bytes], Fragment] = {}
+        """Those that one more of their namespace may use."""
         self._by_id: dict[int, Fragment] = {}
         self._asked: set[int] = set()
         self._unsent: dict[int, PlanFragment] = {}
@@ -121,17 +127,19 @@ class FragmentPool:
 
     # --- users
 
-    def use(self, routes: ExpertRoutes, source: Rank, first_position: int) -> Fragment | None:
-        """The fragment with one user more, asked for if it is not known. None, and nothing asked, while fragments in
-        use leave no room for another."""
+    def use(
+        self, namespace: Namespace, routes: ExpertRoutes, source: Rank, first_position: int
+    ) -> Fragment | None:
+        """The namespace's fragment with one user more, asked for if it is not known. None, and nothing asked, while
+        fragments in use leave no room for another."""
         first_position %= self._compiler.position_period
         digest = fragment_digest(routes, source, self._placement_epoch, first_position)
-        fragment = self._by_digest.get(digest)
+        fragment = self._by_name.get((namespace, digest))
         if fragment is None and not self._has_room:
             return None
         self._observer.planned_fragment(hit=fragment is not None)
         if fragment is None:
-            fragment = self._add(digest, routes.num_tokens)
+            fragment = self._add(namespace, digest, routes.num_tokens)
             self._compiler.submit(fragment.fragment_id, routes, source, first_position)
         if not fragment.num_users:
             self._num_bytes_in_use += fragment.num_bytes
@@ -158,16 +166,17 @@ class FragmentPool:
         most = self._memory_bytes - self._num_bytes_in_use
         return num_coming * self._largest_num_bytes <= most
 
-    def _add(self, digest: bytes, num_tokens: int) -> Fragment:
-        fragment = Fragment(self._next_id, digest, num_tokens, set(range(self._num_ranks)))
+    def _add(self, namespace: Namespace, digest: bytes, num_tokens: int) -> Fragment:
+        ranks = set(range(self._num_ranks))
+        fragment = Fragment(self._next_id, namespace, digest, num_tokens, ranks)
         self._next_id += 1
-        self._by_digest[digest] = self._by_id[fragment.fragment_id] = fragment
+        self._by_name[fragment.name] = self._by_id[fragment.fragment_id] = fragment
         self._asked.add(fragment.fragment_id)
         return fragment
 
     def _cancel(self, fragment: Fragment) -> None:
         fragment_id = fragment.fragment_id
-        del self._by_id[fragment_id], self._by_digest[fragment.digest]
+        del self._by_id[fragment_id], self._by_name[fragment.name]
         self._unsent.pop(fragment_id, None)
         if fragment_id in self._asked:
             self._asked.remove(fragment_id)
@@ -199,7 +208,7 @@ class FragmentPool:
         """Evicts all. Nobody uses any: so all are with the ranks, or were cancelled."""
         for fragment in list(self._by_id.values()):
             assert not fragment.num_users, "a fragment in use"
-            del self._by_id[fragment.fragment_id], self._by_digest[fragment.digest]
+            del self._by_id[fragment.fragment_id], self._by_name[fragment.name]
             self._evict(fragment)
 
     def _send(self, compiled: list[tuple[int, PlanFragment | PlanError]]) -> None:
@@ -258,7 +267,7 @@ class FragmentPool:
     def _refuse(self, fragment: Fragment, reason: str) -> None:
         """For those who use it; who wants it next asks anew."""
         fragment.refusal = reason
-        del self._by_digest[fragment.digest]
+        del self._by_name[fragment.name]
         if fragment.num_users:
             self._num_bytes_in_use -= fragment.num_bytes
         else:
@@ -277,7 +286,7 @@ class FragmentPool:
         for fragment in sorted(idle, key=lambda f: f.last_use):
             if self._num_bytes <= most:
                 break
-            del self._by_id[fragment.fragment_id], self._by_digest[fragment.digest]
+            del self._by_id[fragment.fragment_id], self._by_name[fragment.name]
             self._evict(fragment)
         return True
 
@@ -290,7 +299,7 @@ class FragmentPool:
         """num_users: by fragment id, of those that have any. Raises AssertionError."""
         fragments = self._by_id.values()
         usable = {f.fragment_id for f in fragments if f.refusal is None}
-        assert {f.fragment_id for f in self._by_digest.values()} == usable
+        assert {f.fragment_id for f in self._by_name.values()} == usable
         assert self._num_bytes <= self._memory_bytes
         assert set(num_users) <= set(self._by_id), "a fragment in use was evicted"
         coming = {f.fragment_id for f in fragments if not f.num_bytes and f.refusal is None}

@@ -174,7 +174,7 @@ class PlanBook:
             start = plan.asked_end
             end = min(plan.end, start + self._to_border(start))
             routes = request.route_log.slice(start, end)
-            fragment = self._pool.use(routes, request.home_rank, start)
+            fragment = self._pool.use(request.namespace, routes, request.home_rank, start)
             if fragment is None:
                 return
             plan.starts[start] = fragment

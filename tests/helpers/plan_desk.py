@@ -177,7 +177,12 @@ def make_routes(num_tokens: int, seed: int = 0) -> ExpertRoutes:
 
 
 def make_request(
-    num_routed: int, seed: int = 0, *, num_computed: int = 0, rank: int = 0
+    num_routed: int,
+    seed: int = 0,
+    *,
+    num_computed: int = 0,
+    rank: int = 0,
+    namespace: str = "model",
 ) -> Request:
     """Its routes are a function of the seed; a longer one goes on where a shorter one ends."""
     prompt = np.zeros(num_routed + 4, np.int32)
@@ -186,7 +191,7 @@ def make_request(
         client=CLIENT,
         seq_id=SeqId(0),
         seed=0,
-        namespace=Namespace("model"),
+        namespace=Namespace(namespace),
         block_size=4,
         route_shape=SHAPE,
         arrival_seconds=0.0,

@@ -109,8 +109,13 @@ def test_requests_with_the_same_routes_share_fragments_and_both_are_counted() ->
 
 @pytest.mark.parametrize(
     "other",
-    [make_request(SIZE, seed=1), make_request(SIZE, rank=1), make_request(SIZE - 1)],
-    ids=["other routes", "another source", "fewer tokens"],
+    [
+        make_request(SIZE, seed=1),
+        make_request(SIZE, rank=1),
+        make_request(SIZE - 1),
+        make_request(SIZE, namespace="of another tenant"),
+    ],
+    ids=["other routes", "another source", "fewer tokens", "another namespace"],
 )
 def test_what_differs_is_another_fragment(other: Request) -> None:
     desk = Desk()
@@ -423,6 +428,33 @@ def test_plans_are_found_again_after_other_prompts_have_split_the_nodes_of_their
     assert_undisturbed(cell.harness.generate("again", prompt, 4), prompt, 4)
     assert replay_ways(cell)["negotiated"] == 0
     assert read_metrics(cell.harness)("plan_fragment_misses_total")[""] == misses
+
+
+def test_a_replay_finds_the_plans_of_its_salt_and_never_those_of_another() -> None:
+    cell, prompt = make_planned_cell(num_kv_blocks=64, budget=64), make_prompt(32, seed=5)
+    hits, misses = [], []
+    for number, salt in enumerate(("a", "a", "b", "b", "a", "b", None, None)):
+        cell.harness.submit(f"r{number}", prompt, 1, cache_salt=salt)
+        cell.harness.run()
+        cell.harness.engine.evict("kv")
+        metrics = read_metrics(cell.harness)
+        hits.append(metrics("plan_fragment_hits_total")[""])
+        misses.append(metrics("plan_fragment_misses_total")[""])
+    assert hits == [0, 0, 0, 0, 4, 8, 8, 8]
+    assert misses == [0, 4, 4, 8, 8, 8, 8, 12]
+
+
+def test_an_exchange_of_weights_drops_all_plans_here_and_at_the_ranks() -> None:
+    cell, prompt = make_replay()
+    cell.harness.generate("replays", prompt, 1)
+    held = cell.book.num_fragments
+    assert held == 4
+    cell.harness.engine.settle()
+    cell.harness.engine.exchange_weights("other weights", restart=False)
+    assert (cell.book.num_fragments, cell.book.num_bytes) == (0, 0)
+    cell.harness.generate("other", prompt, 1)
+    assert cell.workers.num_evicted_fragments == held
+    cell.check_invariants()
 
 
 def test_the_end_of_the_replay_releases_the_plan() -> None:
