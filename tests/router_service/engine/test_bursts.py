@@ -1,5 +1,7 @@
 """Requests that share a prefix while it is being computed."""
 
+import pytest
+
 from tests.helpers.content_engine import assert_undisturbed, make_harness, make_prompt
 from tests.helpers.engines import CLIENT
 
@@ -34,6 +36,33 @@ def test_requests_that_arrive_while_their_prefix_is_computed_wait_for_it() -> No
         + (harness.generations["second"].completion.cached_tokens)
         == 40
     )
+    assert_undisturbed(harness.generations["second"], prompt, 3)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize(
+    ("second", "num_tokens"),
+    [
+        ({"tenant": "b", "cache_salt": "s"}, 1),
+        ({"tenant": None, "cache_salt": "s"}, 1),
+        ({"tenant": "a", "cache_salt": "t"}, 1),
+        ({"tenant": "a", "cache_salt": None}, 1),
+        ({"tenant": "a", "cache_salt": "s"}, 0),
+    ],
+)
+def test_only_the_same_tenant_and_salt_wait_for_a_prefix_that_is_being_computed(
+    second: dict[str, str | None], num_tokens: int, num_ranks: int
+) -> None:
+    harness = make_harness(num_ranks, budget=64)
+    prompt = make_prompt(17)
+    harness.submit("first", prompt, 3, tenant="a", cache_salt="s")
+    harness.submit("second", prompt, 3, **second)
+    harness.step()
+    assert len(harness.generations["first"].token_ids) == 1
+    assert len(harness.generations["second"].token_ids) == num_tokens
+    harness.run()
+    completion = harness.generations["second"].completion
+    assert completion.cached_tokens + completion.replayed_tokens == 16 * (not num_tokens)
     assert_undisturbed(harness.generations["second"], prompt, 3)
 
 

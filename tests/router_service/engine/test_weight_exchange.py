@@ -95,6 +95,28 @@ def test_what_a_committed_step_still_owes_is_told_as_the_old_weights_own() -> No
     assert_made_by(harness.generations["r"], prompt, 1, FIRST)
 
 
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_request_that_had_waited_shares_its_prefix_with_those_that_come_after(
+    at_once: bool,
+) -> None:
+    cell = ExchangingCell(budget=8)
+    harness, prompt = cell.harness, make_prompt(41)
+    harness.submit("running", prompt, 3)
+    harness.submit("waited", prompt, 3)
+    harness.step()
+    assert [r.request_id for r in harness.scheduler.waiting] == ["waited"]  # for that prefix
+    cell.exchange("second", restart=False)
+    assert harness.generations["running"].completion.finish_reason == "abort"
+    if not at_once:
+        harness.run()
+    harness.submit("came after", prompt, 3)
+    harness.run()
+    for name, num_taken in (("waited", 0), ("came after", 40)):
+        assert_made_by(harness.generations[name], prompt, 3, "second")
+        completion = harness.generations[name].completion
+        assert completion.cached_tokens + completion.replayed_tokens == num_taken
+
+
 def test_a_request_that_was_put_back_has_begun() -> None:
     cell = ExchangingCell(num_kv_blocks=6, max_num_seqs=4)
     harness = cell.harness
