@@ -75,3 +75,23 @@ class StoreStats:
     """Since start."""
     score_blocks_evicted: int
     """Since start."""
+
+
+@dataclass(frozen=True)
+class StateOnDisk:
+    """What a store keeps in its state directory, and whether it can."""
+
+    directory: str
+    num_bytes: int
+    """Of all files."""
+    waiting_bytes: int
+    """Of what was published and is not handed to the system yet."""
+    snapshots: int
+    """Completed since start."""
+    runs_dropped: int
+    """Published runs of blocks that were not written when they came, since start; the next snapshot has those that
+    are still in the store."""
+    blocks_loaded: int
+    """At the start."""
+    error: str
+    """Why not all is on disk that should be; empty if it is."""

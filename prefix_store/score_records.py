@@ -1,10 +1,19 @@
 """Scores of the tokens under a lease: read, and recorded within the cell's budget."""
 
+from typing import NamedTuple
+
 from cluster.scores import SCORE_BYTES, TokenScores
 from prefix_store.evictor import Evictor
 from prefix_store.packed_scores import ScoreOffer, unknown_scores, unpack
 from prefix_store.radix_tree import RadixNode, path_from_root
 from prefix_store.size_account import PartAccount
+
+
+class TakenScores(NamedTuple):
+    """What of an offer was taken: of how many tokens, and in which blocks, numbered as in the sequence, ascending."""
+
+    num_tokens: int
+    blocks: list[int]
 
 
 class ScoreRecords:
@@ -38,16 +47,18 @@ class ScoreRecords:
         skipped = first_block * self._block_size
         return unpack(packed).slice(start - skipped, end - skipped)
 
-    def record(self, end_node: RadixNode, start: int, scores: TokenScores) -> int:
+    def record(self, end_node: RadixNode, start: int, scores: TokenScores) -> TakenScores:
         """Takes scores of the tokens from `start` on, down to `end_node`, where none is known yet. Blocks without any
-        are taken in order, as long as there is room. Returns how many tokens' were taken."""
+        are taken in order, as long as there is room."""
         offer = ScoreOffer(start, scores, self._block_size)
-        taken = 0
+        num_tokens, blocks = 0, list[int]()
         for node in path_from_root(end_node, offer.first_block):
-            taken += self._record_in(node, offer)
-        return taken
+            taken = self._record_in(node, offer)
+            num_tokens += taken.num_tokens
+            blocks += taken.blocks
+        return TakenScores(num_tokens, blocks)
 
-    def _record_in(self, node: RadixNode, offer: ScoreOffer) -> int:
+    def _record_in(self, node: RadixNode, offer: ScoreOffer) -> TakenScores:
         first, payload = node.first_block, node.payload
         blocks = offer.blocks_between(first, node.end_block)
         absent, present = blocks, list[int]()
@@ -56,5 +67,10 @@ class ScoreRecords:
             present = [block for block in blocks if block - first in payload.scores]
         room = self._evictor.make_score_room(len(absent), self.max_blocks)
         self._account.leased += room
-        taken = payload.add_scores(offer, absent[:room], first)
-        return taken + sum(payload.merge_scores(offer, block, first) for block in present)
+        added = absent[:room]
+        num_tokens = payload.add_scores(offer, added, first)
+        if not present:
+            return TakenScores(num_tokens, added)
+        merged = {block: payload.merge_scores(offer, block, first) for block in present}
+        changed = [block for block, count in merged.items() if count]
+        return TakenScores(num_tokens + sum(merged.values()), sorted(added + changed))

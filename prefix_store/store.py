@@ -6,25 +6,30 @@ Ties tree, pools and eviction together. Single writer: the engine. Time is a cou
 import numpy as np
 import numpy.typing as npt
 
-from cluster.errors import ConfigError, StoreError
+from cluster.errors import StoreError
 from cluster.prefix_match import (
     Eviction,
     Lease,
     PrefixMatch,
     Publication,
     PublishOutcome,
+    StateOnDisk,
     StoreStats,
 )
 from cluster.routes import ExpertRoutes, RouteShape
 from cluster.scores import TokenScores
 from cluster.types import BlockId, EvictTarget, Namespace, Rank
 from prefix_store.block_pool import BlockPool
+from prefix_store.commanded_eviction import BlockBytes, evict_part
 from prefix_store.evictor import Evictor
 from prefix_store.invariants import InvariantCheck
+from prefix_store.journal.restoring import RestoredTree
+from prefix_store.journal.store_journal import NoJournal, Settled, StoreJournal
 from prefix_store.lease import LeasedPath
 from prefix_store.offer import Offer
 from prefix_store.packed_routes import PackedRoutes
 from prefix_store.payload import NodePayload
+from prefix_store.publish_rules import check_route_budget, check_sequence, may_publish, private
 from prefix_store.radix_tree import BlockKeys, RadixNode, RadixTree, TreePath, path_from_root
 from prefix_store.score_records import ScoreRecords
 from prefix_store.size_account import SizeAccount
@@ -56,6 +61,7 @@ class PrefixStore:
         route_budget_bytes: int,
         score_budget_bytes: int,
         kv_bytes_per_block: int,
+        journal: StoreJournal | None = None,
     ) -> None:
         """num_kv_blocks is per rank, the budgets of routes and scores are the cell's. Raises ConfigError if routes of
         all KV that the ranks can hold would not fit: then KV would have to go for want of routes."""
@@ -64,7 +70,7 @@ class PrefixStore:
         self._route_block_bytes = block_size * route_shape.bytes_per_token
         self._max_route_blocks = route_budget_bytes // self._route_block_bytes
         self._kv_bytes_per_block = kv_bytes_per_block
-        _check_route_budget(num_ranks * num_kv_blocks, self._route_block_bytes, route_budget_bytes)
+        check_route_budget(num_ranks * num_kv_blocks, self._route_block_bytes, route_budget_bytes)
         ranks = [Rank(rank) for rank in range(num_ranks)]
         self._tree = RadixTree(block_size)
         self._pools = [BlockPool(rank, num_kv_blocks) for rank in ranks]
@@ -73,6 +79,7 @@ class PrefixStore:
         self._scores = ScoreRecords(
             self._evictor, self._account.scores, block_size, score_budget_bytes
         )
+        self._journal: StoreJournal = journal or NoJournal()
         self._leases: dict[Lease, LeasedPath] = {}
         self._now = 0
 
@@ -98,7 +105,8 @@ class PrefixStore:
                 f"a lease of {num_tokens} of {len(token_ids)} tokens: it must cover whole blocks of "
                 f"{self._block_size} tokens of the sequence"
             )
-        path = self._find(namespace, self._keys(token_ids[:num_tokens]))
+        keys = self._keys(token_ids[:num_tokens])
+        path = self._find(namespace, keys)
         if path.end_block < num_blocks:
             raise StoreError(
                 f"a lease of {num_tokens} tokens, but the store holds "
@@ -106,7 +114,7 @@ class PrefixStore:
             )
         node = self._count_lease(path, self._tree.ensure_root(namespace), above=None)
         lease = Lease(namespace, num_tokens)
-        self._leases[lease] = LeasedPath(node)
+        self._leases[lease] = LeasedPath(node, keys)
         return lease
 
     def release(self, lease: Lease) -> None:
@@ -178,12 +186,13 @@ class PrefixStore:
         self._check_rank(rank)
         offer.check(self._block_size, self._route_shape)
         self._pools[rank].require_request_owned(block_ids)
-        _check_sequence(path, offer.keys)
-        if not _may_publish(path, offer):
-            return Publication(_private(offer.num_blocks), conflict=False)
+        check_sequence(path, offer.keys)
+        if not may_publish(path, offer):
+            return Publication(private(offer.num_blocks), conflict=False)
         packed = PackedRoutes.pack(routes, offer.num_blocks)
         recorded = self._recorded_routes(path, offer)
         self._now += 1
+        path.keys = offer.keys
         path.ranks.add(rank)
         num_equal = packed.num_equal(recorded)
         outcomes = self._add_kv(path, offer, num_equal)
@@ -191,8 +200,8 @@ class PrefixStore:
         if not path.conflicted:
             outcomes += self._add_blocks(path, offer, packed.part(num_equal, offer.num_blocks))
         lease.num_tokens = path.end_block * self._block_size
-        private = _private(offer.num_blocks - len(outcomes))
-        return Publication((*outcomes, *private), path.conflicted)
+        outcomes += private(offer.num_blocks - len(outcomes))
+        return Publication(tuple(outcomes), path.conflicted)
 
     def scores(self, lease: Lease, start: int, end: int) -> TokenScores:
         """A copy of what is known of tokens [start, end) under the lease. Raises StoreError if the range leaves it."""
@@ -202,7 +211,10 @@ class PrefixStore:
         """Scores of the tokens from `start` on, under the lease: taken where none is known yet, as long as the score
         budget has room. Returns how many were taken. Raises StoreError if the range leaves the lease."""
         path = self._held_range(lease, start, start + scores.num_tokens)
-        return self._scores.record(path.end_node, start, scores)
+        taken = self._scores.record(path.end_node, start, scores)
+        if taken.blocks:
+            self._journal.scores_added(path, taken.blocks, self._now)
+        return taken.num_tokens
 
     def allocate(self, rank: Rank, num_blocks: int) -> list[BlockId] | None:
         """Blocks for a request, evicting unleased KV of this rank if needed; None, and no change, if impossible."""
@@ -226,33 +238,46 @@ class PrefixStore:
 
     def evict(self, part: EvictTarget) -> Eviction:
         """Evicts a part of every unleased node; "routes" take KV and scores along, and so are the same as "all"."""
-        nodes = num_bytes = kept_leased = 0
-        for node in self._tree.nodes_bottom_up():
-            has_part = {"kv": bool(node.payload.kv), "scores": bool(node.payload.scores)}
-            if not has_part.get(part, True):
-                continue
-            if node.num_leases:
-                kept_leased += 1
-                continue
-            nodes += 1
-            num_bytes += self._evict_of(node, part)
-        return Eviction(part, nodes, num_bytes, kept_leased)
+        sizes = BlockBytes(
+            self._kv_bytes_per_block, self._route_block_bytes, self._scores.bytes_of(1)
+        )
+        eviction = evict_part(self._tree, self._evictor, part, sizes)
+        if part != "kv":
+            self._journal.evicted()
+        return eviction
 
-    def _evict_of(self, node: RadixNode, part: EvictTarget) -> int:
-        """Returns the bytes that went."""
-        num_bytes = 0
-        if part != "kv":
-            num_score_blocks = self._evictor.evict_scores(node, node.num_blocks)
-            num_bytes += self._scores.bytes_of(num_score_blocks)
-        if part == "scores":
-            return num_bytes
-        for rank in list(node.payload.kv):
-            num_kv_blocks = self._evictor.evict_kv(node, rank, node.num_blocks)
-            num_bytes += num_kv_blocks * self._kv_bytes_per_block
-        if part != "kv":
-            num_route_blocks = self._evictor.evict_routes(node, node.num_blocks)
-            num_bytes += num_route_blocks * self._route_block_bytes
-        return num_bytes
+    def exchange_weights(self, model_fingerprint: str) -> Eviction:
+        """Evicts what other weights have made; what is kept on disk from now on is of these."""
+        self._journal.served(model_fingerprint)
+        return self.evict("all")
+
+    def load(self) -> None:
+        """What the journal has kept, into an empty store, as far as the budgets go: routes and scores, the last used
+        first. Raises ConfigError if it cannot be read."""
+        self._now = self._journal.load(
+            RestoredTree(self._tree, self._account, self._evictor),
+            max_route_blocks=self._max_route_blocks,
+            max_score_blocks=self._scores.max_blocks,
+        )
+
+    def upkeep(self) -> float | None:
+        """A slice of what the journal has to do beside steps. Returns in how many seconds it has more, at the latest;
+        None: when something is published or evicted."""
+        account = self._account
+        return self._journal.upkeep(self._tree, account.routes.stored, account.scores.stored)
+
+    def when_settled(self, settled: Settled) -> None:
+        """Calls it, perhaps in an `upkeep`, once what was evicted so far is gone from disk too: with an empty string,
+        or with why it may not be."""
+        self._journal.when_settled(settled)
+
+    def state(self) -> StateOnDisk | None:
+        """None: nothing is kept. Does not mutate."""
+        return self._journal.state()
+
+    def close(self, timeout_seconds: float) -> None:
+        """Everything that was published is on disk then, or that took too long."""
+        self._journal.close(timeout_seconds)
 
     def stats(self) -> StoreStats:
         """A snapshot. Does not mutate."""
@@ -380,7 +405,9 @@ class PrefixStore:
         if not room:
             return []
         first = offer.end_block - len(routes)
-        self._append(path, offer.keys.run(first, first + room), routes.part(0, room))
+        added = routes.part(0, room)
+        self._journal.routes_added(path, first, added, self._now)
+        self._append(path, offer.keys.run(first, first + room), added)
         self._give(path.end_node, offer.rank, offer.ids_of(first, first + room))
         return ["added"] * room
 
@@ -409,39 +436,3 @@ class PrefixStore:
         node.payload.kv_stamps[rank] = self._now
         self._pools[rank].give_to_tree(block_ids)
         self._account.kv[rank].leased += len(block_ids)
-
-
-def _check_sequence(path: LeasedPath, keys: BlockKeys) -> None:
-    """Raises StoreError if the lease's last block is not the sequence's; the earlier ones are its holder's word."""
-    node = path.end_node
-    last = keys.run(node.end_block - 1, node.end_block)
-    if node.parent is not None and not node.edge.endswith(last):
-        raise StoreError(
-            f"token ids differ from those of the lease in block {node.end_block - 1}: publish the "
-            "sequence that was acquired"
-        )
-
-
-def _may_publish(path: LeasedPath, offer: Offer) -> bool:
-    """Whether everything before the offered blocks is leased, has KV on the rank and is this sequence's own."""
-    if path.conflicted or offer.first_block > path.end_block:
-        return False
-    if offer.first_block == 0:
-        return True
-    before = path_from_root(path.end_node, offer.first_block - 1)[0]
-    return before.first_block + before.payload.num_kv_blocks(offer.rank) >= offer.first_block
-
-
-def _private(num_blocks: int) -> tuple[PublishOutcome, ...]:
-    private: PublishOutcome = "private"
-    return (private,) * num_blocks
-
-
-def _check_route_budget(num_kv_blocks: int, block_bytes: int, budget_bytes: int) -> None:
-    needed = num_kv_blocks * block_bytes
-    if budget_bytes < needed:
-        raise ConfigError(
-            f"route memory of {budget_bytes} bytes is less than the {needed} bytes that the routes of "
-            f"{num_kv_blocks} KV blocks take ({block_bytes} bytes each): raise --route-memory to at "
-            f"least {needed} or lower --num-kv-blocks"
-        )
