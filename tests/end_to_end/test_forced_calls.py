@@ -15,11 +15,11 @@ from tests.helpers.tiny_checkpoints import DEMO_MODEL_DIR
 WEATHER = {
     "type": "object",
     "properties": {
-        "city": {"type": "string", "maxLength": 8},
+        "city": {"type": "string", "maxLength": 4},
         "days": {
             "type": "array",
             "items": {"type": "integer", "minimum": 0, "maximum": 9},
-            "maxItems": 3,
+            "maxItems": 2,
         },
         "unit": {"enum": ["°C", "°F"]},
     },
@@ -31,7 +31,7 @@ NUMBER = {
     "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 99}},
     "required": ["n"],
     "additionalProperties": False,
-}  # fmt: skip
+}
 SCHEMAS: dict[str, dict[str, Any]] = {"get_weather": WEATHER, "count": NUMBER}
 TOOLS: Any = [
     {"type": "function", "function": {"name": name, "parameters": schema}}
@@ -67,30 +67,23 @@ def assert_matches(name: str, arguments: object) -> None:
     assert jsonschema_rs.validator_for(SCHEMAS[name]).is_valid(arguments)
 
 
-@pytest.mark.parametrize(
-    ("choice", "sampling"),
-    [("required", {"temperature": 0}), (NAMED, {"temperature": 1, "seed": 7})],
-    ids=["required, greedy", "named, drawn"],
-)
-def test_a_forced_call_is_the_same_cold_cached_and_replayed(
-    choice: Any, sampling: dict[str, Any], cell: CellClients
-) -> None:
+def test_a_forced_call_is_the_same_cold_cached_and_replayed(cell: CellClients) -> None:
     body = {
         "model": MODEL,
         "messages": MESSAGES,
         "tools": TOOLS,
-        "tool_choice": choice,
+        "tool_choice": "required",
         "parallel_tool_calls": False,
         "return_token_ids": True,
-        "cache_salt": f"{choice}{sampling}",
-        **sampling,
+        "temperature": 1,
+        "seed": 7,
     }
 
     def asked() -> tuple[list[int], dict[str, Any], dict[str, int]]:
         answer = cell.api.post("/v1/chat/completions", json=body).json()
         (told,) = answer["choices"]
         (call,) = told["message"]["tool_calls"]
-        assert told["finish_reason"] == ("tool_calls" if choice == "required" else "stop")
+        assert told["finish_reason"] == "tool_calls"
         return told["token_ids"], call["function"], answer["usage"]["prompt_tokens_details"]
 
     cold, function, first = asked()
@@ -101,41 +94,37 @@ def test_a_forced_call_is_the_same_cold_cached_and_replayed(
     assert second["cached_tokens"] > 0
     assert third["replayed_tokens"] > 0
     assert cold == cached == replayed
-    assert choice == "required" or function["name"] == "count"
     assert_matches(function["name"], json.loads(function["arguments"]))
 
 
-def test_a_model_that_would_not_call_does_so_when_it_has_to(openai: OpenAI) -> None:
-    free = openai.chat.completions.create(
-        model=MODEL, messages=MESSAGES, tools=TOOLS, temperature=0, max_tokens=20
-    )
-    forced = openai.chat.completions.create(
-        model=MODEL, messages=MESSAGES, tools=TOOLS, tool_choice="required", temperature=0,
-        max_tokens=200,
-    )  # fmt: skip
+def test_a_model_that_would_not_call_does_so_when_it_has_to_whole_and_streamed(
+    openai: OpenAI,
+) -> None:
+    asked: Any = {"model": MODEL, "messages": MESSAGES, "tools": TOOLS, "temperature": 0}
+    free = openai.chat.completions.create(**asked, max_tokens=4)
     assert not free.choices[0].message.tool_calls
-    calls = forced.choices[0].message.tool_calls or []
-    assert len(calls) >= 1
-    for call in calls:
-        assert call.type == "function"
-        assert_matches(call.function.name, json.loads(call.function.arguments))
+    forced = openai.chat.completions.create(**asked, tool_choice=NAMED)
+    with openai.chat.completions.stream(**asked, tool_choice=NAMED) as stream:
+        streamed = stream.get_final_completion()
+    (call,) = forced.choices[0].message.tool_calls or []
+    (same,) = streamed.choices[0].message.tool_calls or []
+    assert call.type == "function"
+    assert call.function.name == same.function.name == "count"
+    assert call.function.arguments == same.function.arguments
+    assert_matches("count", json.loads(call.function.arguments))
 
 
 def test_the_anthropic_sdk_gets_a_call_and_an_answer_of_a_format(claude: Anthropic) -> None:
     tools: Any = [{"name": name, "input_schema": schema} for name, schema in SCHEMAS.items()]
-    called = claude.messages.create(
-        model=MODEL, max_tokens=200, messages=MESSAGES, tools=tools, tool_choice=ANY
-    )
+    greedy = {"temperature": 0}
+    asked: Any = {"model": MODEL, "max_tokens": 200, "messages": MESSAGES, "extra_body": greedy}
+    called = claude.messages.create(**asked, tools=tools, tool_choice=ANY)
     (block,) = called.content
     assert block.type == "tool_use"
     assert called.stop_reason == "tool_use"
     assert_matches(block.name, block.input)
-    formatted = claude.messages.create(
-        model=MODEL,
-        max_tokens=200,
-        messages=MESSAGES,
-        output_config={"format": {"type": "json_schema", "schema": WEATHER}},
-    )
+    config: Any = {"format": {"type": "json_schema", "schema": NUMBER}}
+    formatted = claude.messages.create(**asked, output_config=config)
     (text,) = formatted.content
     assert text.type == "text"
-    assert_matches("get_weather", json.loads(text.text))
+    assert_matches("count", json.loads(text.text))
