@@ -85,6 +85,8 @@ class HttpSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     port: int = 8000
     admin_host: str = "127.0.0.1"
     admin_port: int = 8001
+    admin_key_file: str = ""
+    """Needed where admin_host is not loopback."""
     servers: int = 1
     """HTTP server processes that share both ports."""
     max_body_bytes: int = 32 * 2**20

@@ -1,6 +1,7 @@
 """The `pointsman` command: arguments to settings, errors to exit codes (2: cannot be served as asked; 1: failed)."""
 
 import argparse
+import os
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -11,6 +12,7 @@ from cluster.errors import ConfigError, PointsmanError
 from deploy.cell_plan import CellPlan
 from deploy.flags import CELL_GROUPS, SERVE_GROUPS, add_settings, given
 from deploy.json_output import check_writable, write_json
+from deploy.ray_authentication import check_ray_authentication
 from deploy.ray_environment import set_ray_environment
 
 INTERRUPTED = 130
@@ -266,6 +268,7 @@ def _bench_prefix(config: Config, parsed: argparse.Namespace) -> int:
 
 
 def _serve(config: Config) -> int:
+    check_ray_authentication(os.environ)
     from deploy.planning import plan_cell  # as above
 
     plan = plan_cell(config)

@@ -62,7 +62,11 @@ MEMORY_FLAGS = (
 HTTP_FLAGS = (
     Flag("--host", "http.host", "address to listen on", {"metavar": "ADDRESS"}),
     Flag("--port", "http.port", "port to listen on, 0: any free one", _N),
-    Flag("--admin-port", "http.admin_port", "port of the admin endpoints (on loopback), 0: any free one", _N),
+    Flag("--admin-host", "http.admin_host", "address of the admin endpoints; another than loopback needs "
+         "--admin-key-file", {"metavar": "ADDRESS"}),
+    Flag("--admin-port", "http.admin_port", "port of the admin endpoints, 0: any free one", _N),
+    Flag("--admin-key-file", "http.admin_key_file", "file of the keys that the admin endpoints ask for, as "
+         "--api-key-file (or POINTSMAN_ADMIN_KEYS)", {"metavar": "FILE"}),
     Flag("--http-servers", "http.servers", "HTTP server processes, which share both ports; one that dies is started "
          "again", _N),
     Flag("--api-key-file", "http.api_key_file", "file of the keys that clients must send, a line each: KEY, or TENANT "

@@ -24,7 +24,7 @@ from deploy.actors.http_server import HttpServer
 from deploy.cell_plan import CellPlan
 from deploy.http_servers import HttpServers
 from deploy.reservation import Reservation, reserve
-from router_service.api_keys import ApiKeys
+from router_service.api_keys import HttpKeys
 from router_service.http_server import BoundPorts
 from router_service.tracing import trace_environment
 
@@ -86,7 +86,7 @@ class EngineLink:
 
 
 def launch_cell(
-    config: Config, plan: CellPlan, progress: Progress, api_keys: ApiKeys | None = None
+    config: Config, plan: CellPlan, progress: Progress, http_keys: HttpKeys | None = None
 ) -> Cell:
     """Actors in a placement group, weights loaded, group joined, engine ready, HTTP listening.
 
@@ -97,7 +97,7 @@ def launch_cell(
         plan, config.cell.placement_timeout_seconds, num_http_servers=config.http.servers
     )
     try:
-        return _launch(config, plan, reservation, progress, api_keys)
+        return _launch(config, plan, reservation, progress, http_keys or HttpKeys())
     except BaseException:
         reservation.release()
         raise
@@ -108,7 +108,7 @@ def _launch(
     plan: CellPlan,
     reservation: Reservation,
     progress: Progress,
-    api_keys: ApiKeys | None,
+    http_keys: HttpKeys,
 ) -> Cell:
     deadline = time.monotonic() + config.cell.start_timeout_seconds
     fingerprint = model_fingerprint(plan.model_dir, plan.dtype)
@@ -126,7 +126,7 @@ def _launch(
     traces = trace_environment(config.http.tracing, os.environ)
     cell.http_servers = HttpServers(
         lambda: front_actor(HttpServer, reservation).remote(
-            config, plan, front, keys.http_server, api_keys, trace_environment=traces
+            config, plan, front, keys.http_server, http_keys, trace_environment=traces
         ),
         config.http.servers,
     )

@@ -12,9 +12,11 @@ from cluster.model_config.read import read_model_spec
 from cluster.model_spec import ComputeDtype, ModelSpec
 from cluster.placement import ExpertPlacement
 from cluster.types import DispatchMode, ExchangeKind, Rank
-from deploy.api_keys import read_api_keys
+from deploy.api_keys import read_http_keys
 from deploy.cell_plan import CellPlan
+from deploy.exposure import check_exposure
 from deploy.host_fit import Host, shortfalls
+from deploy.private_files import check_private
 from expert_workers.device import (
     HostDevices,
     choose_compute_dtype,
@@ -155,9 +157,10 @@ def _plan(config: Config, model: FoundModel, devices: HostDevices) -> CellPlan:
 
 
 def _check_http(http: HttpSection) -> None:
-    read_api_keys(http.api_key_file, os.environ)
+    check_exposure(http, read_http_keys(http, os.environ))
     check_origins(http.cors_origins)
-    tls_files(http.tls_cert, http.tls_key)
+    if tls_files(http.tls_cert, http.tls_key) is not None:
+        check_private("--tls-key", http.tls_key)
     trace_environment(http.tracing, os.environ)
 
 

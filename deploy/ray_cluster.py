@@ -2,10 +2,11 @@
 
 import contextlib
 import logging
+import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -15,6 +16,7 @@ import ray
 
 from cluster.errors import CellError
 from cluster.log import logger
+from deploy.ray_authentication import set_own_token
 
 OBJECT_STORE_BYTES = 100 * 2**20
 """Ray's object store is not on our path; this is about its minimum."""
@@ -35,8 +37,10 @@ class RayCluster:
         *,
         start: Callable[..., object] = ray.init,
         end_seconds: float = END_SECONDS,
+        environment: MutableMapping[str, str] = os.environ,
     ) -> None:
         """Raises CellError when Ray does not start the second time either. `start` is called as ray.init is."""
+        set_own_token(environment)
         self._not_ours = _descendants()
         self._directory = _temporary_directory()
         self._end_seconds = end_seconds

@@ -17,12 +17,13 @@ from cluster.config import Config, HttpSection
 from cluster.errors import CellError, ConfigError
 from cluster.log import configure_logging, logger
 from deploy.actor_calls import End, end_of
-from deploy.api_keys import take_api_keys
+from deploy.api_keys import take_http_keys
 from deploy.cell_plan import CellPlan
+from deploy.exposure import exposures
 from deploy.launch import Cell, launch_cell, num_ray_cpus
 from deploy.rank_map import map_lines
 from deploy.ray_cluster import RayCluster
-from router_service.api_keys import ApiKeys
+from router_service.api_keys import HttpKeys
 
 WATCH_SECONDS = 1.0
 DRAIN_WATCH_SECONDS = 0.2
@@ -61,9 +62,11 @@ def serve(config: Config, plan: CellPlan) -> int:
 
     Standard output gets the ready line only; what Ray and the actors print goes to standard error.
     """
-    api_keys = take_api_keys(config.http.api_key_file, os.environ)
+    http_keys = take_http_keys(config.http, os.environ)
     check_ports(config.http)
     configure_logging()
+    for line in exposures(config.http, http_keys):
+        say(f"pointsman: warning: {line}")
     say(
         f"starting {plan.served_model_name}: {plan.ep_size} expert workers, "
         f"{plan.spec.gate.num_experts // plan.ep_size} experts per MoE layer each, {plan.dtype}"
@@ -77,7 +80,7 @@ def serve(config: Config, plan: CellPlan) -> int:
             cluster = RayCluster(num_ray_cpus(plan.ep_size, config.http.servers), num_gpus)
             try:
                 on_signals(interrupts.handle)  # again: Ray sets its own
-                return _serve_in(config, plan, api_keys, output, interrupts)
+                return _serve_in(config, plan, http_keys, output, interrupts)
             finally:
                 on_signals(_ignore)
                 cluster.close()
@@ -88,12 +91,12 @@ def serve(config: Config, plan: CellPlan) -> int:
 def _serve_in(
     config: Config,
     plan: CellPlan,
-    api_keys: ApiKeys | None,
+    http_keys: HttpKeys,
     output: TextIO,
     interrupts: "Interrupts",
 ) -> int:
     interrupts.check()
-    cell = launch_cell(config, plan, StderrProgress(interrupts), api_keys)
+    cell = launch_cell(config, plan, StderrProgress(interrupts), http_keys)
     assert cell.http_servers is not None
     ports = cell.http_servers.ports
     signals = StopSignals()

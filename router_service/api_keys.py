@@ -42,6 +42,17 @@ class ApiKeys:
                 found = key.caller
         return found
 
+    def shares_a_key_with(self, others: "ApiKeys") -> bool:
+        return not {key.digest for key in self.keys}.isdisjoint(key.digest for key in others.keys)
+
+
+@dataclass(frozen=True)
+class HttpKeys:
+    """Of the two ports. None: whoever reaches the port may ask."""
+
+    api: ApiKeys | None = None
+    admin: ApiKeys | None = None
+
 
 def given_key(headers: Mapping[bytes, bytes]) -> bytes:
     """What a request shows: its bearer token, else its `x-api-key`; empty without either."""

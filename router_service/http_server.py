@@ -26,7 +26,7 @@ from router_service.app import ApiOptions, ServiceApi
 from router_service.drain import Drain
 from router_service.engine_client import EngineClient
 from router_service.http_protocol import ConnectionLimits, protocol_with
-from router_service.key_check import RequireApiKey
+from router_service.key_check import OPEN_PATHS, RequireApiKey
 from router_service.model_parsers import BY_TEMPLATE, ParserNames
 from router_service.model_text import load_model_text
 from router_service.origins import open_to
@@ -65,6 +65,8 @@ class HttpServerOptions:
     """See EngineClient."""
     api_keys: ApiKeys | None = None
     """None: whoever reaches the port may ask."""
+    admin_keys: ApiKeys | None = None
+    """Of the admin port, likewise."""
     parser_names: ParserNames = BY_TEMPLATE
     silence_seconds: float = 120.0
     """With requests open, the engine counts as lost after this long without a word."""
@@ -238,9 +240,14 @@ class HttpServer:
         api = ServiceApi(self._model, client, admission, api_options)
         api_app = api.application()
         if options.api_keys is not None:
-            api_app = RequireApiKey(api_app, options.api_keys)
+            api_app = RequireApiKey(api_app, options.api_keys, kind="API", open_paths=OPEN_PATHS)
         self._drain = Drain(api_app)
-        apps = open_to(self._drain, options.cors_origins), AdminApi(client).application()
+        admin_app = AdminApi(client).application()
+        if options.admin_keys is not None:
+            admin_app = RequireApiKey(
+                admin_app, options.admin_keys, kind="admin", open_paths=frozenset()
+            )
+        apps = open_to(self._drain, options.cors_origins), admin_app
         visited: list[ASGIApp] = [Visits(app, logs_access=options.logs_access) for app in apps]
         if options.tracer_provider is not None:
             self._tracing = Tracing(options.tracer_provider())

@@ -10,7 +10,7 @@ from cluster.channel_keys import PeerKeys
 from cluster.config import Config
 from cluster.log import configure_logging
 from deploy.cell_plan import CellPlan
-from router_service.api_keys import ApiKeys
+from router_service.api_keys import HttpKeys
 from router_service.http_protocol import ConnectionLimits
 from router_service.http_server import BoundPorts, HttpServerOptions
 from router_service.http_server import HttpServer as HttpService
@@ -40,7 +40,7 @@ class HttpServer:
         plan: CellPlan,
         engine_endpoint: str,
         engine_keys: PeerKeys,
-        api_keys: ApiKeys | None,
+        http_keys: HttpKeys,
         *,
         trace_environment: Mapping[str, str] | None = None,
     ) -> None:
@@ -63,7 +63,8 @@ class HttpServer:
                 max_body_bytes=config.http.max_body_bytes,
                 max_bodies_bytes=config.http.max_bodies_bytes,
                 version=version("pointsman"),
-                api_keys=api_keys,
+                api_keys=http_keys.api,
+                admin_keys=http_keys.admin,
                 shares_ports=config.http.servers > 1,
                 weight_update_seconds=UPDATE_WAITS * config.cell.start_timeout_seconds,
                 parser_names=ParserNames(

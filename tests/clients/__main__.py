@@ -85,6 +85,7 @@ def _target(options: argparse.Namespace) -> Iterator[Target]:
     with tempfile.TemporaryDirectory(prefix="clients-") as directory:
         keys = Path(directory) / "keys"
         keys.write_text(OWN_KEY)
+        keys.chmod(0o600)
         with own_server([*OWN_FLAGS, "--api-key-file", str(keys), *options.serve]) as server:
             model = _model_at(server.base_url, OWN_KEY)
             yield Target(server.base_url, model, OWN_KEY, options.tokenizer)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from expert_workers.model.checkpoint import INDEX_FILE, SINGLE_FILE
-from tests.helpers.certificates import ANOTHER_KEY, CERTIFICATE, LOCKED_KEY
+from tests.helpers.certificates import ANOTHER_KEY, CERTIFICATE, KEY, LOCKED_KEY
 from tests.helpers.tiny_checkpoints import QWEN3_CONFIG, write_json
 
 Change = Callable[[Path], object]
@@ -46,6 +46,14 @@ def with_qwen3(**changes: Any) -> Change:
 def with_file(name: str, content: str | bytes) -> Change:
     data = content.encode() if isinstance(content, str) else content
     return lambda directory: (directory / name).write_bytes(data)
+
+
+def with_open_file(name: str, content: str) -> Change:
+    return both(with_file(name, content), lambda directory: (directory / name).chmod(0o644))
+
+
+def with_private_file(name: str, content: str) -> Change:
+    return both(with_file(name, content), lambda directory: (directory / name).chmod(0o600))
 
 
 def both(*changes: Change) -> Change:
@@ -191,6 +199,14 @@ FILES: dict[str, Change] = {
     "serve --api-key-file DIR/key # a key that no header can hold": with_file("key", "schlüssel"),
     "serve --api-key-file DIR/key # a tenant that no log can hold": with_file("key", "a=b key"),
     "serve --api-key-file DIR/key # not text": with_file("key", b"\xff\xfe"),
+    "serve --api-key-file DIR/key # that every user may read": with_open_file("key", "a key"),
+    "serve --admin-key-file DIR/key # that every user may read": with_open_file("key", "a key"),
+    "POINTSMAN_API_KEYS=same serve --admin-key-file DIR/key # with the same key": with_private_file(
+        "key", "same"
+    ),
+    f"{_TLS} a key that every user may read": both(
+        with_file("cert.pem", CERTIFICATE), with_open_file("key.pem", KEY)
+    ),
     f"{_TLS} a certificate alone": with_file("cert.pem", CERTIFICATE),
     f"{_TLS} neither is PEM": both(with_file("cert.pem", "one"), with_file("key.pem", "two")),
     f"{_TLS} another key": both(

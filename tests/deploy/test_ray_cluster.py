@@ -32,7 +32,7 @@ class Starter:
 
 
 def cluster(starter: Starter) -> RayCluster:
-    return RayCluster(1, 0, start=starter, end_seconds=0.1)
+    return RayCluster(1, 0, start=starter, end_seconds=0.1, environment={})
 
 
 def timed_out() -> Exception:

@@ -1,5 +1,8 @@
 """Bad models and bad flags: one line each, exit code 2, nothing started. docs/errors.md holds what is said to which."""
 
+import contextlib
+import itertools
+import os
 import re
 import shlex
 import shutil
@@ -90,10 +93,29 @@ def test_a_bad_flag_is_refused_with_its_line(
 ) -> None:
     FILES.get(arguments, nothing)(tmp_path)
     filled_in = arguments.replace("DIR", str(tmp_path)).replace("PORT", taken_port)
-    said = refusal(shlex.split(filled_in, comments=True))
+    words = shlex.split(filled_in, comments=True)
+    variables = dict(word.split("=", 1) for word in itertools.takewhile(is_variable, words))
+    with environment(variables):
+        said = refusal(words[len(variables) :])
     told = said.replace(str(tmp_path), "DIR").replace(f" {taken_port}", " PORT")
     told = told.replace(f":{taken_port}", ":PORT")
     assert_line(told, FLAG_ROWS[arguments])
+
+
+def is_variable(word: str) -> bool:
+    """As a shell takes it: before the command."""
+    return re.match(r"[A-Z_]+=", word) is not None
+
+
+@contextlib.contextmanager
+def environment(variables: dict[str, str]) -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def assert_line(said: str, expected: str) -> None:
