@@ -13,9 +13,10 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
+from llguidance import LLMatcher, LLParserLimits, grammar_from
 
 from cluster.errors import GrammarError
+from cluster.grammar_tokens import grammar_tokens
 
 GrammarKind = Literal["json", "regex", "choice", "grammar", "lark"]
 MAX_KEPT_GRAMMARS = 64
@@ -36,8 +37,8 @@ class GrammarCompiler:
         if not eos_token_ids:
             raise GrammarError("the model has no end-of-sequence id, so that no answer could end")
         try:
-            self._tokenizer = LLTokenizer(
-                tokenizer_json, n_vocab=vocab_size, eos_token=list(eos_token_ids)
+            self._tokenizer = grammar_tokens(
+                tokenizer_json, vocab_size=vocab_size, eos_token_ids=eos_token_ids
             )
         except ValueError as error:
             raise GrammarError(f"the model's tokenizer is not supported: {error}") from error

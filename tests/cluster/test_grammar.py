@@ -1,6 +1,7 @@
 """Masks of grammars over the demo model's tokens."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -19,11 +20,20 @@ from tests.helpers.tiny_checkpoints import DEMO_MODEL_DIR
 
 VOCAB_SIZE, EOS = 3072, (2, 0)
 TOKENIZER = Tokenizer.from_file(str(DEMO_MODEL_DIR / "tokenizer.json"))
+MODEL = json.loads(TOKENIZER.to_str())
+UNMERGED = {**MODEL, "model": {**MODEL["model"], "ignore_merges": True}}
+"""Takes a word as a whole wherever the vocabulary has it."""
 
 
 @pytest.fixture(scope="module")
 def compiler() -> GrammarCompiler:
     return load_grammar_compiler(DEMO_MODEL_DIR, vocab_size=VOCAB_SIZE, eos_token_ids=EOS)
+
+
+@pytest.fixture(scope="module", params=[MODEL, UNMERGED], ids=["merges", "ignores merges"])
+def either_compiler(request: pytest.FixtureRequest) -> GrammarCompiler:
+    text = json.dumps(request.param)
+    return GrammarCompiler(text, vocab_size=VOCAB_SIZE, eos_token_ids=EOS)
 
 
 def started(compiler: GrammarCompiler, kind: GrammarKind, source: object) -> GrammarState:
@@ -103,6 +113,51 @@ def test_each_of_the_options_of_a_choice_can_come(
 def test_special_tokens_and_padding_never_come_as_text(compiler: GrammarCompiler) -> None:
     special = {"<|im_start|>"}
     assert not texts_after(started(compiler, "regex", "(.|\n)*"), "a") & special
+
+
+def greedy_text(state: GrammarState) -> str:
+    """Of the highest ids that may come, up to the end of sequence."""
+    output: list[int] = []
+    while True:
+        token_id = int(np.flatnonzero(state.allowed_after(np.array(output, np.int32)))[-1])
+        if token_id in EOS:
+            return str(TOKENIZER.decode(output))
+        output.append(token_id)
+
+
+MARKERS = ["<think>", "<tool_call>", "<|im_end|>", "a<think>b", "<think><|im_start|>é"]
+
+
+@pytest.mark.parametrize("text", MARKERS)
+@pytest.mark.parametrize("kind", ["choice", "regex", "json", "grammar"])
+def test_text_that_spells_a_special_token_comes_as_ordinary_tokens(
+    kind: GrammarKind, text: str, either_compiler: GrammarCompiler
+) -> None:
+    source = {
+        "choice": [text],
+        "regex": re.escape(text),
+        "json": {"enum": [text]},
+        "grammar": f"start: {json.dumps(text)}",
+    }[kind]
+    expected = json.dumps(text, ensure_ascii=False) if kind == "json" else text
+    assert greedy_text(started(either_compiler, kind, source)) == expected
+
+
+@pytest.mark.parametrize("name", ["<think>", "<[7]>"])
+def test_a_special_token_comes_where_a_grammar_names_it(
+    name: str, compiler: GrammarCompiler
+) -> None:
+    state = started(compiler, "lark", f'start: {name} "x"')
+    assert texts_after(state, "") == {"<think>"}
+    assert texts_after(state, "<think>") == {"x"}
+
+
+def test_padding_never_comes() -> None:
+    padded = VOCAB_SIZE + 8
+    compiler = load_grammar_compiler(DEMO_MODEL_DIR, vocab_size=padded, eos_token_ids=EOS)
+    allowed = started(compiler, "regex", r"(.|\n)*").allowed_after(ids_of("a"))
+    assert len(allowed) == padded
+    assert not allowed[VOCAB_SIZE:].any()
 
 
 def test_blanks_between_tokens_of_json_have_an_end(compiler: GrammarCompiler) -> None:
