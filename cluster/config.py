@@ -111,12 +111,23 @@ class HttpSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """A client that does not read for so long is given up."""
 
 
+class ClusterSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    address: str = ""
+    """Of a Ray that runs: HOST:PORT of its head, or auto on one of its hosts; empty: one of the cell's own."""
+    hosts: tuple[str, ...] = ()
+    """Addresses of hosts without which a start waits."""
+    num_hosts: int = 0
+    """So many must be there, whichever they are."""
+    hosts_timeout_seconds: float = 300.0
+
+
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     model: ModelSection = ModelSection()
     cell: CellSection = CellSection()
     scheduler: SchedulerSection = SchedulerSection()
     store: StoreSection = StoreSection()
     http: HttpSection = HttpSection()
+    cluster: ClusterSection = ClusterSection()
 
 
 def load_config(file: Path | None, overrides: dict[str, Any]) -> Config:
@@ -181,6 +192,8 @@ def _check_ranges(config: Config) -> None:
         ("scheduler.max_num_waiting", scheduler.max_num_waiting, 1, 2**20),
         ("store.block_size", store.block_size, 1, 1024),
         ("store.num_kv_blocks", store.num_kv_blocks, 0, 2**31 - 1),
+        ("cluster.num_hosts", config.cluster.num_hosts, 0, 4096),
+        ("cluster.hosts_timeout_seconds", config.cluster.hosts_timeout_seconds, 0, 86400),
         ("http.port", http.port, 0, 65535),
         ("http.admin_port", http.admin_port, 0, 65535),
         ("http.servers", http.servers, 1, 64),

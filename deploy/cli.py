@@ -268,15 +268,23 @@ def _bench_prefix(config: Config, parsed: argparse.Namespace) -> int:
 
 
 def _serve(config: Config) -> int:
+    """Ray is imported late: it must find its environment set."""
     check_ray_authentication(os.environ)
-    from deploy.planning import plan_cell  # as above
+    if config.cluster.address:
+        set_ray_environment(joins=True)
+        from deploy.joined_ray import JoinedRay
+        from deploy.supervisor import serve
+
+        return serve(config, JoinedRay(config))
+    from deploy.planning import plan_cell
 
     plan = plan_cell(config)
     _warn(plan)
     set_ray_environment()
-    from deploy.supervisor import serve  # imports Ray, which must find its environment set
+    from deploy.ground import OwnRay
+    from deploy.supervisor import serve
 
-    return serve(config, plan)
+    return serve(config, OwnRay(plan, config.http))
 
 
 def _warn(plan: CellPlan) -> None:

@@ -86,12 +86,16 @@ HTTP_FLAGS = (
     Flag("--drain-seconds", "http.drain_seconds", "how long answers that have begun may go on after SIGTERM or SIGHUP; "
          "Ctrl-C or a second signal ends them", {"type": float, "metavar": "SECONDS"}),
 )  # fmt: skip
+CLUSTER_FLAGS = (
+    Flag("--address", "cluster.address", "Ray cluster to serve on: HOST:PORT of its head, or auto on one of its hosts "
+         "(default: a Ray of the cell's own on this machine)", {"metavar": "ADDRESS"}),
+)  # fmt: skip
 CELL_GROUPS = {
     "model": MODEL_FLAGS,
     "expert-parallel cell": CELL_FLAGS,
     "memory (sizes: 512MiB, 4GiB)": MEMORY_FLAGS,
 }
-SERVE_GROUPS = CELL_GROUPS | {"HTTP": HTTP_FLAGS}
+SERVE_GROUPS = CELL_GROUPS | {"HTTP": HTTP_FLAGS, "hosts": CLUSTER_FLAGS}
 
 
 def add_settings(command: argparse.ArgumentParser, groups: Mapping[str, Collection[Flag]]) -> None:

@@ -24,6 +24,7 @@ from deploy.actors.http_server import HttpServer
 from deploy.cell_plan import CellPlan
 from deploy.http_servers import HttpServers
 from deploy.reservation import Reservation, reserve
+from deploy.room import CellDemand
 from router_service.api_keys import HttpKeys
 from router_service.http_server import BoundPorts
 from router_service.tracing import trace_environment
@@ -145,7 +146,13 @@ def _front_cpus(num_http_servers: int) -> float:
 
 def reserve_cell(plan: CellPlan, seconds: float, *, num_http_servers: int = 1) -> Reservation:
     """Raises DeadlineError with what is missing."""
-    return reserve(plan.ep_size, int(plan.uses_gpus), _front_cpus(num_http_servers), seconds)
+    return reserve(cell_demand(plan, num_http_servers), seconds)
+
+
+def cell_demand(plan: CellPlan, num_http_servers: int) -> CellDemand:
+    """Engine and HTTP servers stay on this process's host."""
+    front = ray.get_runtime_context().get_node_id()
+    return CellDemand(plan.ep_size, int(plan.uses_gpus), front, _front_cpus(num_http_servers))
 
 
 def front_actor(cls: type, reservation: Reservation) -> Any:

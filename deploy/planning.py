@@ -68,11 +68,21 @@ def plan_cell(config: Config) -> CellPlan:
     Raises ConfigError (CheckpointError for the model): file or flag, value, what is supported.
     """
     devices = detect_devices()
-    plan = _plan(config, _whole_model(_model_dir(config)), devices)
+    plan = plan_cell_on(config, devices)
     host = Host(psutil.virtual_memory().total, devices.count, gpu_memory_bytes=None)
     for shortfall in shortfalls(plan, host):
         raise ConfigError(shortfall)
     return plan
+
+
+def plan_cell_on(config: Config, devices: HostDevices) -> CellPlan:
+    """A cell for these devices, wherever they are. Raises ConfigError as `plan_cell` does."""
+    return _plan(config, _whole_model(_model_dir(config)), devices)
+
+
+def model_dir_of(config: Config) -> Path:
+    """As it is asked for, be it there or not."""
+    return Path(config.model.dir) if config.model.dir else DEMO_MODEL
 
 
 def preview_cell(config: Config) -> CellPreview:

@@ -9,7 +9,11 @@ _SETTINGS = {
 }
 
 
-def set_ray_environment() -> None:
+_JOINED = {"RAY_AUTH_MODE": "token"}
+"""A Ray of our own sets that up by itself; a process that joins one is refused without it."""
+
+
+def set_ray_environment(*, joins: bool = False) -> None:
     """A user's own values win."""
-    for name, value in _SETTINGS.items():
+    for name, value in (_SETTINGS | _JOINED if joins else _SETTINGS).items():
         os.environ.setdefault(name, value)

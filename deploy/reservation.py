@@ -40,15 +40,13 @@ class Reservation:
         return PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=bundle)
 
 
-def reserve(num_ranks: int, rank_gpus: int, front_cpus: float, seconds: float) -> Reservation:
+def reserve(demand: CellDemand, seconds: float) -> Reservation:
     """All that the cell needs, at once. Raises DeadlineError with what is missing: at once where the cluster is too
     small, after `seconds` where others hold what is needed; nothing stays reserved then.
     """
     deadline = time.monotonic() + seconds
-    front = ray.get_runtime_context().get_node_id()
-    demand = CellDemand(num_ranks, rank_gpus, front, front_cpus)
     while True:
-        free, totals = _rooms(available_resources_per_node()), _rooms(_total_resources())
+        free, totals = _rooms(available_resources_per_node()), total_rooms()
         shares = host_shares(free, demand)
         if shares is not None:
             reservation = _try_to_reserve(shares, demand, deadline)
@@ -57,6 +55,11 @@ def reserve(num_ranks: int, rank_gpus: int, front_cpus: float, seconds: float) -
         if time.monotonic() > deadline or host_shares(totals, demand) is None:
             raise DeadlineError(shortage(free, totals, demand))
         time.sleep(LOOK_SECONDS)
+
+
+def total_rooms() -> list[HostRoom]:
+    """Every host of the cluster as if nothing ran on it."""
+    return _rooms(_total_resources())
 
 
 def _try_to_reserve(

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -14,15 +13,15 @@ from typing import Any, TextIO
 import ray
 
 from cluster.config import Config, HttpSection
-from cluster.errors import CellError, ConfigError
+from cluster.errors import CellError
 from cluster.log import configure_logging, logger
 from deploy.actor_calls import End, end_of
 from deploy.api_keys import take_http_keys
 from deploy.cell_plan import CellPlan
 from deploy.exposure import exposures
-from deploy.launch import Cell, launch_cell, num_ray_cpus
+from deploy.ground import Ground
+from deploy.launch import Cell, launch_cell
 from deploy.rank_map import map_lines
-from deploy.ray_cluster import RayCluster
 from router_service.api_keys import HttpKeys
 
 WATCH_SECONDS = 1.0
@@ -56,34 +55,28 @@ class StderrProgress:
         self._shown = percent
 
 
-def serve(config: Config, plan: CellPlan) -> int:
+def serve(config: Config, ground: Ground) -> int:
     """Blocks until SIGINT, SIGTERM or SIGHUP and returns 0; see StopSignals. Raises KeyboardInterrupt when one comes
     during the start, CellError on failure.
 
     Standard output gets the ready line only; what Ray and the actors print goes to standard error.
     """
     http_keys = take_http_keys(config.http, os.environ)
-    check_ports(config.http)
     configure_logging()
     for line in exposures(config.http, http_keys):
         say(f"pointsman: warning: {line}")
-    say(
-        f"starting {plan.served_model_name}: {plan.ep_size} expert workers, "
-        f"{plan.spec.gate.num_experts // plan.ep_size} experts per MoE layer each, {plan.dtype}"
-    )
     output = sys.stdout
-    num_gpus = plan.ep_size if plan.uses_gpus else 0
     interrupts = Interrupts()
     on_signals(interrupts.handle)
     with contextlib.redirect_stdout(sys.stderr):
         try:
-            cluster = RayCluster(num_ray_cpus(plan.ep_size, config.http.servers), num_gpus)
             try:
+                plan = ground.open()
                 on_signals(interrupts.handle)  # again: Ray sets its own
                 return _serve_in(config, plan, http_keys, output, interrupts)
             finally:
                 on_signals(_ignore)
-                cluster.close()
+                ground.close()
         except SystemExit:  # from Ray's own SIGTERM handler, in place while Ray starts
             raise KeyboardInterrupt from None
 
@@ -121,36 +114,6 @@ def _serve_in(
 
 def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
-
-
-# --- before anything starts
-
-
-def check_ports(http: HttpSection) -> None:
-    """Raises ConfigError now instead of after a minute of loading."""
-    if http.port and http.port == http.admin_port:
-        raise ConfigError(f"--port and --admin-port are both {http.port}: they must differ")
-    _check_port(http.host, http.port, "--port")
-    _check_port(http.admin_host, http.admin_port, "--admin-port")
-
-
-def _check_port(host: str, port: int, flag: str) -> None:
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        with socket.create_server((host, port), family=family):
-            pass
-    except OSError as error:
-        raise ConfigError(
-            f"{flag} {port}: cannot listen on {host}:{port}: {_why(error)}"
-            + (f"; {flag} 0 takes any free port" if port else "")
-        ) from error
-
-
-def _why(error: OSError) -> str:
-    """`create_server` adds the address once more to its text; a name that is not known has no errno of the system."""
-    if error.errno is None or isinstance(error, socket.gaierror):
-        return str(error.strerror or error)
-    return os.strerror(error.errno)
 
 
 def _url(http: HttpSection, host: str, port: int) -> str:
