@@ -5,7 +5,7 @@ PIP_ARGS ?=
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: serve test oracle load clients lint install
+.PHONY: serve test test-system oracle load clients lint install
 
 install: $(STAMP)
 
@@ -29,6 +29,11 @@ PYTEST = $(BIN)/python -m pytest $(if $(TRACES),--traces=$(TRACES)) $(PYTEST_ARG
 test: lint
 	$(PYTEST) -m "not ray and not slow and not gpu and not system" -n logical --maxprocesses=4 --dist loadfile
 	$(PYTEST) -m "ray and not slow and not gpu and not system"
+
+# Hosts made of network namespaces, `ray up` by ssh, sixteen ranks on four of them. Needs root; installs sshd and rsync.
+test-system: install
+	tests/system/packages.sh
+	$(PYTEST) -m system
 
 # Everything against transformers: hours; started again it goes on. ORACLE_ARGS=--quick for minutes.
 oracle: install

@@ -34,6 +34,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if getattr(parsed, "what", None) in ("plans", "store"):
             return _bench_alone(parsed)
+        if parsed.command in ("up", "down"):
+            return _cluster(parsed)
         config = _config(parsed)
         if parsed.command == "check":
             return _check(config, parsed.json)
@@ -63,6 +65,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_serve(commands)
     _add_check(commands)
     _add_bench(commands)
+    _add_up(commands)
+    _add_down(commands)
     return parser
 
 
@@ -130,6 +134,41 @@ def _add_bench(commands: "argparse._SubParsersAction[_Parser]") -> None:
         _add_bench_kind(
             kinds, "prefix", "time to first token by what is left of a prefix: KV, routes, nothing"
         )
+    )
+
+
+def _add_up(commands: "argparse._SubParsersAction[_Parser]") -> None:
+    text = "bring up the hosts of a cluster file of Ray and serve on them"
+    command = commands.add_parser(
+        "up",
+        help=text,
+        description=f"{text[0].upper()}{text[1:]}: `ray up`, a look at every host, `pointsman serve` on the head, "
+        "until it is ready. Files that a flag names are files of the hosts.",
+        usage="pointsman up FILE [FLAG of serve ...]",
+        allow_abbrev=False,
+    )
+    command.add_argument("cluster_file", type=Path, metavar="FILE", help="as for `ray up`")
+    command.add_argument(
+        "serve_flags", nargs=argparse.REMAINDER, metavar="FLAG", help="see pointsman serve --help"
+    )
+
+
+def _add_down(commands: "argparse._SubParsersAction[_Parser]") -> None:
+    text = "end what `pointsman up` has started, on every host"
+    command = commands.add_parser(
+        "down",
+        help=text,
+        description=f"{text[0].upper()}{text[1:]}, and look that nothing is left. May be repeated.",
+        usage="pointsman down FILE [--drain-seconds SECONDS]",
+        allow_abbrev=False,
+    )
+    command.add_argument("cluster_file", type=Path, metavar="FILE", help="as for `pointsman up`")
+    command.add_argument(
+        "--drain-seconds",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="what serves is killed when it has not ended after so long (default: 60)",
     )
 
 
@@ -285,6 +324,32 @@ def _serve(config: Config) -> int:
     from deploy.supervisor import serve
 
     return serve(config, OwnRay(plan, config.http))
+
+
+def _cluster(parsed: argparse.Namespace) -> int:
+    from deploy.cluster_file import read_cluster_file  # up and down alone need YAML and ssh
+
+    file = read_cluster_file(parsed.cluster_file)
+    if parsed.command == "down":
+        from deploy.cluster_down import down
+
+        return down(file, parsed.drain_seconds)
+    _check_serve_flags(parsed.serve_flags)
+    from deploy.cluster_up import up
+
+    return up(file, parsed.serve_flags)
+
+
+def _check_serve_flags(flags: list[str]) -> None:
+    """Now and not on a host in ten minutes. Raises ConfigError."""
+    serve = _parser().parse_args(["serve", *flags])
+    if serve.config is not None:
+        raise ConfigError("--config: give its settings as flags, or by --set section.key=value")
+    cluster = _config(serve).cluster
+    if cluster.address or cluster.hosts or cluster.num_hosts:
+        raise ConfigError(
+            "--address, cluster.hosts and cluster.num_hosts follow from the cluster file: leave them out"
+        )
 
 
 def _warn(plan: CellPlan) -> None:

@@ -200,7 +200,8 @@ def worst(ends: dict[int, End]) -> tuple[int, End]:
 
 
 def take_down(cell: Cell, reason: str) -> None:
-    """HTTP first, so that nobody new comes; then the engine, which stops the workers; then whatever is left.
+    """HTTP first, so that nobody new comes; then the engine, which stops the workers; then whatever is left. What was
+    reserved goes when this process leaves Ray.
 
     Takes at most about 3 × STOP_SECONDS, whoever hangs.
     """
@@ -217,7 +218,6 @@ def take_down(cell: Cell, reason: str) -> None:
         if actor is not None:
             with contextlib.suppress(ray.exceptions.RayError):
                 ray.kill(actor)
-    cell.reservation.release()
 
 
 def on_signals(handler: Callable[[int, FrameType | None], object]) -> None:

@@ -1,0 +1,134 @@
+"""`pointsman up`: Ray on every host of a cluster file, then `pointsman serve` on the head, until that is ready."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+
+from cluster.errors import CellError, ConfigError, DeadlineError
+from deploy import remote
+from deploy.cluster_file import ClusterFile
+from deploy.ray_environment import LAUNCHER_ENVIRONMENT
+from deploy.remote_scripts import (
+    SERVES_ALREADY,
+    follow_log,
+    log_of,
+    refuse_if_serving,
+    start_serving,
+)
+
+RAY_UP_SECONDS = 1800.0
+"""A cloud may have to make the machines first."""
+READY_SECONDS = 3600.0
+"""Hosts and cell have deadlines of their own: `cluster.hosts_timeout_seconds`, `cell.start_timeout_seconds`."""
+SHORT_SECONDS = 120.0
+TOKEN_SECONDS = 60.0
+_MAP = re.compile(r"host \S+: rank \d+ on ")
+_READY = "pointsman is ready: "
+_FAILURE = "pointsman: "
+_WARNING = "pointsman: warning: "
+
+
+def up(file: ClusterFile, serve_arguments: Sequence[str]) -> int:
+    """Standard output gets the map of ranks and the ready line, standard error all the rest.
+
+    Raises ConfigError for what is missing here, CellError when it does not get ready; hosts that are up stay up then.
+    """
+    _check_programs()
+    _make_token(file)
+    if file.is_local:
+        _refuse_if_serving(file)
+    _ray_up(file)
+    _start(file, serve_arguments)
+    told = _follow(file)
+    print("\n".join(told), flush=True)
+    print(
+        f"log: {log_of(file.name)} on the head; pointsman down {file.path} ends it", file=sys.stderr
+    )
+    return 0
+
+
+def hosts_settings(file: ClusterFile) -> list[str]:
+    """Flags of `serve` that make it wait for the file's hosts."""
+    hosts = ", ".join(f'"{host}"' for host in file.hosts)
+    expected = f"cluster.hosts=[{hosts}]" if hosts else f"cluster.num_hosts={file.num_hosts}"
+    return ["--address", "auto", "--set", expected]
+
+
+def result_in(lines: Iterable[str]) -> tuple[str, ...]:
+    """The map of ranks and the ready line, as soon as they are told. Raises CellError with why it ended instead."""
+    told: list[str] = []
+    last = "its log says nothing"
+    for line in lines:
+        print(line, file=sys.stderr, flush=True)
+        if _MAP.match(line):
+            told.append(line)
+        if line.startswith(_READY):
+            return (*told, line)
+        if line.startswith(_FAILURE) and not line.startswith(_WARNING):
+            last = line.removeprefix(_FAILURE)
+    raise CellError(f"pointsman serve ended on the head: {last}")
+
+
+def _check_programs() -> None:
+    for program, package in (("ssh", "openssh-client"), ("rsync", "rsync")):
+        if shutil.which(program) is None:
+            raise ConfigError(f"ray up needs {program} on this machine: install {package}")
+
+
+def _make_token(file: ClusterFile) -> None:
+    """Once per user: whoever has it may run code on the hosts."""
+    if file.token_file is None or file.token_file.exists():
+        return
+    made = remote.run([remote.own_program("ray"), "get-auth-token", "--generate"], TOKEN_SECONDS)
+    if made.code != 0 or not file.token_file.exists():
+        raise ConfigError(
+            f"no token for Ray at {file.token_file}, which file_mounts names: {made.reason}; make it with "
+            "ray get-auth-token --generate"
+        )
+    file.token_file.chmod(0o600)  # Ray leaves that to the umask, and rsync keeps it
+
+
+def _refuse_if_serving(file: ClusterFile) -> None:
+    """`ray up` would take Ray from under it."""
+    answer = remote.run(remote.on_head(file, refuse_if_serving(file.name)), SHORT_SECONDS)
+    if answer.code == SERVES_ALREADY:
+        raise CellError(
+            f"cluster {file.name} serves already (process {answer.output.strip()} on {file.hosts[0]}): "
+            f"pointsman down {file.path} first"
+        )
+    if answer.code != 0:
+        raise CellError(f"host {file.hosts[0]}: not reached by ssh: {answer.reason}")
+
+
+def _ray_up(file: ClusterFile) -> None:
+    command = [remote.own_program("ray"), "up", "-y", "--no-config-cache", str(file.path)]
+    print(f"ray up {file.path}: {file.num_hosts} hosts", file=sys.stderr, flush=True)
+    try:
+        code = subprocess.run(
+            command, stdout=sys.stderr, stdin=subprocess.DEVNULL, timeout=RAY_UP_SECONDS,
+            env=os.environ | LAUNCHER_ENVIRONMENT,
+        ).returncode  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        raise DeadlineError(f"ray up did not end within {RAY_UP_SECONDS:g} s") from error
+    if code != 0:
+        raise CellError(f"ray up {file.path} ended with {code}; its lines above say why")
+
+
+def _start(file: ClusterFile, serve_arguments: Sequence[str]) -> None:
+    arguments = [*hosts_settings(file), *serve_arguments]
+    script = start_serving(file.name, file.programs, arguments)
+    answer = remote.run(remote.on_head(file, script), SHORT_SECONDS)
+    if answer.code != 0:
+        raise CellError(f"pointsman serve was not started on the head: {answer.reason}")
+
+
+def _follow(file: ClusterFile) -> tuple[str, ...]:
+    try:
+        return result_in(
+            remote.lines_of(remote.on_head(file, follow_log(file.name)), READY_SECONDS)
+        )
+    except DeadlineError as error:
+        raise DeadlineError(f"not ready {error}: see {log_of(file.name)} on the head") from error

@@ -1,0 +1,191 @@
+"""What `pointsman up` and `down` run and make of the answers; the scripts run in a real bash, no host is needed."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from cluster.errors import CellError, DeadlineError
+from deploy.cli import main
+from deploy.cluster_down import Stopped, check_all_stopped, stopped_of
+from deploy.cluster_file import ClusterFile
+from deploy.cluster_up import hosts_settings, result_in
+from deploy.remote import Answer, lines_of, on_head, on_host, run
+from deploy.remote_scripts import (
+    LEFT_RUNNING,
+    SERVES_ALREADY,
+    follow_log,
+    refuse_if_serving,
+    start_serving,
+    stop_serving,
+)
+
+FILE = ClusterFile(
+    path=Path("c.yaml"),
+    name="trial",
+    provider="local",
+    hosts=("10.0.0.1", "10.0.0.2"),
+    num_hosts=2,
+    ssh_user="me",
+    ssh_key="/key",
+    ssh_proxy_command=None,
+    programs="",
+    token_file=None,
+)
+MAP = "host 10.0.0.1: rank 0 on cpu, rank 1 on cpu"
+READY = "pointsman is ready: http://10.0.0.1:8000 (model minnow, admin http://127.0.0.1:8001)"
+
+
+class Home:
+    """A home folder with a `pointsman` of its own: a script that says a line and sleeps."""
+
+    def __init__(self, folder: Path, program: str) -> None:
+        self._folder = folder
+        (folder / "bin").mkdir()
+        file = folder / "bin" / "pointsman"
+        file.write_text(f"#!/bin/bash\n{program}\n")
+        file.chmod(0o755)
+
+    @property
+    def programs(self) -> str:
+        return f"{self._folder}/bin/"
+
+    def bash(self, script: str) -> Answer:
+        environment = {"HOME": str(self._folder), "PATH": os.environ["PATH"]}
+        return run(["bash", "-c", script], 30.0, environment)
+
+    def first_line(self) -> str:
+        """Of the log, as soon as it is there."""
+        follow = ["env", f"HOME={self._folder}", "bash", "-c", follow_log("trial")]
+        return next(iter(lines_of(follow, 20.0)))
+
+    def log(self) -> str:
+        return (self._folder / ".pointsman" / "trial" / "serve.log").read_text()
+
+
+SERVES = f"trap 'echo drained; exit 0' TERM; echo '{READY}' $*; while true; do sleep 0.05; done"
+
+
+def test_what_serves_is_detached_followed_refused_a_second_time_and_drained(tmp_path: Path) -> None:
+    home = Home(tmp_path, SERVES)
+    start = start_serving("trial", home.programs, ["--ep-size", "2"])
+    assert home.bash(start).code == 0
+    assert home.first_line() == f"{READY} serve --ep-size 2"
+    pid = (tmp_path / ".pointsman" / "trial" / "serve.pid").read_text()
+    again = home.bash(start)
+    assert (again.code, again.output) == (SERVES_ALREADY, pid)
+    stopped = home.bash(stop_serving("trial", 20.0))
+    assert (stopped.code, stopped.output) == (0, "")
+    assert home.log().endswith("drained\n")
+    assert home.bash(refuse_if_serving("trial")).code == 0
+    assert home.bash(stop_serving("trial", 20.0)).code == 0
+
+
+def test_what_does_not_drain_is_killed_and_that_is_told(tmp_path: Path) -> None:
+    home = Home(tmp_path, "trap '' TERM; echo hangs; while true; do sleep 0.05; done")
+    assert home.bash(start_serving("trial", home.programs, [])).code == 0
+    assert home.first_line() == "hangs"
+    pid = int((tmp_path / ".pointsman" / "trial" / "serve.pid").read_text())
+    stopped = home.bash(stop_serving("trial", 0.2))
+    assert stopped.output == "what served did not end within 0.2 s and was killed\n"
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{pid}/exe").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not Path(f"/proc/{pid}/exe").exists()
+
+
+def test_a_process_that_got_the_number_since_is_left_alone(tmp_path: Path) -> None:
+    home = Home(tmp_path, "exit 0")
+    (tmp_path / ".pointsman" / "trial").mkdir(parents=True)
+    with subprocess.Popen(["sleep", "600"]) as other:
+        (tmp_path / ".pointsman" / "trial" / "serve.pid").write_text(str(other.pid))
+        assert home.bash(stop_serving("trial", 1.0)).code == 0
+        assert other.poll() is None
+        other.kill()
+
+
+def test_the_map_and_the_ready_line_are_the_result() -> None:
+    assert result_in(["loading weights 100 %", MAP, READY, "more"]) == (MAP, READY)
+
+
+def test_a_serve_that_ends_is_told_with_its_last_reason() -> None:
+    lines = ["pointsman: host 10.0.0.2: Python 3.12 differs", "pointsman: warning: x", "bye"]
+    with pytest.raises(
+        CellError, match=r"^pointsman serve ended on the head: host 10\.0\.0\.2: Py"
+    ):
+        result_in(lines)
+
+
+def test_lines_that_do_not_come_in_time_are_not_waited_for() -> None:
+    with pytest.raises(DeadlineError):
+        list(lines_of([sys.executable, "-c", "import time; time.sleep(60)"], 0.2))
+
+
+def test_serve_is_told_to_wait_for_the_hosts_of_the_file() -> None:
+    assert hosts_settings(FILE) == [
+        *("--address", "auto"),
+        *("--set", 'cluster.hosts=["10.0.0.1", "10.0.0.2"]'),
+    ]
+
+
+def test_own_machines_are_reached_by_ssh_and_a_clouds_head_by_ray() -> None:
+    assert on_host(FILE, "10.0.0.2", "echo it's")[-2:] == [
+        "me@10.0.0.2",
+        "bash --login -c 'echo it'\"'\"'s'",
+    ]
+    cloud = ClusterFile(**{**vars(FILE), "provider": "aws", "hosts": ()})
+    assert on_head(cloud, "true")[1:] == [
+        "exec",
+        "--no-config-cache",
+        "c.yaml",
+        "bash --login -c true",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        (Answer(0, "", ""), None),
+        (Answer(255, "", "ssh: No route to host\n"), "not reached: ssh: No route to host"),
+        (
+            Answer(LEFT_RUNNING, " 7 raylet\n 8 gcs_server\n", ""),
+            "still runs 7 raylet; 8 gcs_server",
+        ),
+        (Answer(None, "", ""), "not stopped: no answer in time"),
+    ],
+)
+def test_what_became_of_a_host_is_told(answer: Answer, problem: str | None) -> None:
+    assert stopped_of("h", answer) == Stopped("h", problem)
+
+
+def test_every_host_that_still_runs_something_is_in_the_error() -> None:
+    results = [Stopped("a", "not reached: x"), Stopped("b", None), Stopped("c", "still runs 7 y")]
+    with pytest.raises(CellError, match=r"^host a: not reached: x; host c: still runs 7 y$"):
+        check_all_stopped(results)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--ep-size", "many"], "--ep-size"),
+        (["--config", "x.toml"], "--config: give its settings as flags"),
+        (["--address", "auto"], "--address, cluster.hosts and cluster.num_hosts follow from"),
+    ],
+)
+def test_flags_of_serve_are_refused_before_anything_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], message: str
+) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(
+        "cluster_name: t\nprovider: {type: local, head_ip: h, worker_ips: []}\n"
+        "head_start_ray_commands: [ray start --head]\n"
+    )
+    try:
+        code = main(["up", str(file), *flags])
+    except SystemExit as refused:
+        code = int(str(refused.code))
+    assert code == 2
+    assert message in capsys.readouterr().err

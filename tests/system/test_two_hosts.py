@@ -1,0 +1,67 @@
+"""What `pointsman up`, `serve --address` and `down` say and leave when hosts differ, room is short, a host is away."""
+
+import subprocess
+import time
+
+import pytest
+
+from deploy.planning import DEMO_MODEL
+from tests.helpers.hosts.cluster_files import write_cluster_file
+from tests.helpers.hosts.desk import left_on, pointsman, pointsman_command, record
+from tests.helpers.hosts.fleet import fleet_of
+from tests.helpers.hosts.host import Host
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(1800)]
+ANY_PORTS = ("--port", "0", "--admin-port", "0")
+SERVE_SECONDS = 300.0
+
+
+def start_cell(host: Host) -> "subprocess.Popen[str]":
+    """Two ranks, of which each host has room for one."""
+    command = pointsman_command(
+        host, "serve", "--address", "auto", "--ep-size", "2", *ANY_PORTS,
+        *("--set", "cell.placement_timeout_seconds=3"),
+    )  # fmt: skip
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_hosts_that_differ_cells_that_compete_and_a_host_that_is_away() -> None:
+    with fleet_of(3) as fleet:
+        *hosts, desk = fleet.hosts
+        head, other = hosts
+        file = str(write_cluster_file(fleet, hosts, ranks_per_host=1))
+        for host in hosts:  # under one path, which each host has for itself
+            host.run(f"cp -r {DEMO_MODEL} /tmp/model")
+        other.run("echo ' ' >> /tmp/model/config.json")
+        up = pointsman(desk, "up", file, "--ep-size", "2", "--model", "/tmp/model", *ANY_PORTS)
+        assert up.code == 1, str(up)
+        assert f"host {other.address}: the model directory holds other content" in up.failures[-1]
+
+        started = time.monotonic()
+        cells = [start_cell(head), start_cell(head)]
+        said = {}
+        while len(said) < 1:
+            said = {cell: cell.communicate()[1] for cell in cells if cell.poll() is not None}
+            assert time.monotonic() < started + SERVE_SECONDS, "neither cell gave up"
+            time.sleep(0.2)
+        (loser,) = said
+        assert loser.returncode == 1
+        assert "pointsman: no room for 2 ranks of 1 CPU each" in said[loser]
+        assert f"0 of 1 CPUs on {other.address}" in said[loser]
+        (winner,) = [cell for cell in cells if cell is not loser]
+        assert winner.stdout is not None
+        assert winner.stdout.readline().startswith("pointsman is ready: ")
+
+        other.cut()
+        partly = pointsman(desk, "down", file)
+        assert partly.code == 1, str(partly)
+        assert partly.failures[-1].startswith(f"pointsman: host {other.address}: not reached: ")
+        assert left_on(head) == []
+        other.heal()
+        down = pointsman(desk, "down", file)
+        assert down.code == 0, str(down)
+        assert {host.name: left_on(host) for host in fleet.hosts} == {
+            host.name: [] for host in fleet.hosts
+        }
+        winner.communicate(timeout=60)
+        record("2 hosts x 1 rank", [f"refused after {up.seconds:.0f} s"])
