@@ -21,8 +21,12 @@ from tests.clients.results import Result, Verdict, with_table
 
 DEMO_MODEL = Path(__file__).parents[2] / "deploy" / "demo_model"
 OWN_KEY = "sk-of-the-clients"
-OWN_FLAGS = ("--ep-size", "2", "--deterministic", "--set", "scheduler.max_num_waiting=100")
-"""Greedy answers that do not depend on neighbours, and a queue that the most choices of one request overflow."""
+OWN_FLAGS = (
+    *("--ep-size", "2", "--deterministic", "--reasoning-parser", "qwen3"),
+    *("--set", "scheduler.max_num_waiting=100"),
+)
+"""Greedy answers that do not depend on neighbours, reasoning that is told apart though the demo model's template knows
+none, and a queue that the most choices of one request overflow."""
 NAMES = [client.name for client in CLIENTS]
 
 
@@ -62,11 +66,12 @@ def _parsed() -> argparse.Namespace:
 def _run(options: argparse.Namespace) -> list[str]:
     """What went wrong: also what was left out on a server of one's own, which gives every occasion."""
     chosen = [client for client in CLIENTS if client.name in (options.only or NAMES)]
+    results: list[Result] = []
     with _target(options) as target:
-        results = [_shown(_result(client, target, options.keep)) for client in chosen]
-    if options.out is not None:
-        document = options.out.read_text()
-        options.out.write_text(with_table(document, results, NAMES, _sentence(target, options)))
+        for client in chosen:
+            results.append(_result(client, target, options.keep))
+            print(results[-1].row, flush=True)
+            _write(results, target, options)
     return [
         f"{result.client}: {remark}"
         for result in results
@@ -127,9 +132,11 @@ def _result_of(client: Client, told: Told, seconds: float) -> Result:
     return Result(client.name, client.version, verdict, seconds, told.checked, remarks)
 
 
-def _shown(result: Result) -> Result:
-    print(result.row, flush=True)
-    return result
+def _write(results: list[Result], target: Target, options: argparse.Namespace) -> None:
+    """After each client, so that a run that is stopped has not been for nothing."""
+    if options.out is not None:
+        document = options.out.read_text()
+        options.out.write_text(with_table(document, results, NAMES, _sentence(target, options)))
 
 
 def _sentence(target: Target, options: argparse.Namespace) -> str:

@@ -88,3 +88,30 @@ def test_a_driver_sees_none_of_the_users_own_settings(tmp_path: Path) -> None:
     assert "'EXTRA', 'HF_HUB_DISABLE_TELEMETRY', 'HF_HUB_OFFLINE'" in names
     assert "PYTHON" not in names
     assert "PYTEST" not in names
+
+
+def test_a_command_that_fails_is_told_with_the_end_of_what_it_wrote(tmp_path: Path) -> None:
+    told = told_by(
+        tmp_path,
+        """
+        from pathlib import Path
+        from checking import run_checks, same
+        from commands import run_command
+
+        def right(server):
+            same(run_command("python", ["-c", "print(6 * 7)"], Path(".")), "42\\n", "its output")
+
+        def wrong(server):
+            run_command("python", ["-c", "print('too late'); raise SystemExit(3)"], Path("."))
+
+        def slow(server):
+            run_command("python", ["-c", "import time; time.sleep(60)"], Path("."), seconds=0.2)
+
+        sys.exit(run_checks([("a", right), ("b", wrong), ("c", slow)]))
+        """,
+    )
+    assert told.checked == ("a",)
+    assert told.failed == (
+        "b: CheckFailed: python ended with 3: too late",
+        "c: CheckFailed: python was not done within 0.2 s",
+    )

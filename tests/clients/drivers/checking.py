@@ -27,6 +27,28 @@ _SAMPLE = re.compile(r"^pointsman_(\w+(?:\{[^}]*\})?) (\S+)$", re.MULTILINE)
 Json = dict[str, Any]
 
 
+@dataclass(frozen=True)
+class TokenCounts:
+    """Since the server was started, or between two moments."""
+
+    computed: float
+    cached: float
+    replayed: float
+    generated: float
+
+    @property
+    def prompt(self) -> float:
+        return self.computed + self.cached + self.replayed
+
+    def __sub__(self, before: "TokenCounts") -> "TokenCounts":
+        return TokenCounts(
+            self.computed - before.computed,
+            self.cached - before.cached,
+            self.replayed - before.replayed,
+            self.generated - before.generated,
+        )
+
+
 class CheckFailed(Exception):
     """The client got something else than it should."""
 
@@ -80,6 +102,16 @@ class Server:
         """By name without prefix, labels included."""
         with _opened(self._request("/metrics", None, None)) as answer:
             return {name: float(value) for name, value in _SAMPLE.findall(answer.read().decode())}
+
+    def token_counts(self) -> TokenCounts:
+        """Of a server that is idle: tokens are counted when their step has ended."""
+        self.wait_until_idle()
+        metrics = self.metrics()
+        computed, cached, replayed = (
+            metrics[f'prompt_tokens_total{{source="{source}"}}']
+            for source in ("computed", "cached", "replayed")
+        )
+        return TokenCounts(computed, cached, replayed, metrics["generation_tokens_total"])
 
     def wait_until_idle(self) -> None:
         """Raises CheckFailed when requests are left."""

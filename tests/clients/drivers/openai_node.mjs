@@ -30,6 +30,59 @@ const DRAWN = {
   max_tokens: 24,
 };
 const CHAT_PATH = "/v1/chat/completions";
+const TOOL = {
+  name: "get_weather",
+  description: "Weather of a city",
+  parameters: {
+    type: "object",
+    properties: { city: { type: "string" } },
+    required: ["city"],
+    additionalProperties: false,
+  },
+  strict: true,
+};
+const TOOL_CHAT = {
+  messages: [{ role: "user", content: "What is the weather in Paris?" }],
+  tools: [{ type: "function", function: TOOL }],
+  tool_choice: "auto",
+  temperature: 0,
+  max_tokens: 60,
+};
+const CAPITAL = {
+  messages: [{ role: "user", content: "What is the capital of Norway?" }],
+  response_format: {
+    type: "json_schema",
+    json_schema: {
+      name: "capital",
+      strict: true,
+      schema: {
+        type: "object",
+        properties: { capital: { enum: ["Oslo", "Paris", "Rome"] }, coastal: { type: "boolean" } },
+        required: ["capital", "coastal"],
+        additionalProperties: false,
+      },
+    },
+  },
+  temperature: 0,
+  max_tokens: 300,
+};
+const REASONING = {
+  messages: [
+    { role: "user", content: "Repeat after me: The brave owl sat on the drum." },
+    { role: "assistant", content: "<think>The brave" },
+  ],
+  continue_final_message: true,
+  add_generation_prompt: false,
+  temperature: 0,
+  max_tokens: 20,
+};
+const RESPONSE = {
+  instructions: CHAT.messages[0].content,
+  input: CHAT.messages[1].content,
+  temperature: 0,
+  max_output_tokens: 40,
+};
+const EXTRAS = { return_token_ids: true, prompt_logprobs: 1, return_routed_experts: "weights" };
 
 class LeftOut extends Error {}
 
@@ -153,6 +206,87 @@ async function completionStream() {
   deepStrictEqual(reasons(chunks), [wanted.choices[0].finish_reason]);
 }
 
+/** Fields that OpenAI has not go beside the others. */
+async function extraFields() {
+  const fields = { ...CHAT, ...EXTRAS };
+  const wanted = await settled(CHAT_PATH, fields);
+  const answer = await clientOf().chat.completions.create({ model, ...fields });
+  sameBody(answer, wanted);
+  deepStrictEqual(answer.choices[0].token_ids.length, answer.usage.completion_tokens);
+  deepStrictEqual(answer.prompt_logprobs.length, answer.usage.prompt_tokens);
+  deepStrictEqual(answer.choices[0].routed_range, [0, answer.usage.total_tokens - 1]);
+  const { prompt_logprobs, ...streamed } = fields;
+  const chunks = await all(await clientOf().chat.completions.create({ model, ...streamed, stream: true }));
+  const told = chunks.map((chunk) => chunk.choices[0].routed_experts).filter(Boolean);
+  deepStrictEqual(told, [wanted.choices[0].routed_experts]);
+}
+
+/** Without the ids that each answer gives its calls and items anew. */
+function nameless(value) {
+  if (Array.isArray(value)) return value.map(nameless);
+  if (value === null || typeof value !== "object") return value;
+  const own = ["id", "call_id", "created", "created_at", "_request_id", "output_text"];
+  const kept = Object.entries(value).filter(([name]) => !own.includes(name));
+  return Object.fromEntries(kept.map(([name, entry]) => [name, nameless(entry)]));
+}
+
+/** A call, whole, streamed and joined by the SDK, and the turn after it. */
+async function tools() {
+  const wanted = await settled(CHAT_PATH, TOOL_CHAT);
+  const [call] = wanted.choices[0].message.tool_calls ?? [];
+  if (call === undefined) throw new LeftOut("this model does not call the tool");
+  deepStrictEqual(JSON.parse(call.function.arguments), { city: "Paris" });
+  const answer = await clientOf().chat.completions.create({ model, ...TOOL_CHAT });
+  deepStrictEqual(nameless({ ...answer }), nameless(wanted));
+  const chunks = await all(await clientOf().chat.completions.create({ model, ...TOOL_CHAT, stream: true }));
+  const deltas = chunks.flatMap((chunk) => chunk.choices[0].delta.tool_calls ?? []);
+  deepStrictEqual(deltas.map((delta) => delta.function.arguments ?? "").join(""), call.function.arguments);
+  deepStrictEqual(deltas.map((delta) => delta.function.name ?? "").join(""), call.function.name);
+  deepStrictEqual(deltas.filter((delta) => delta.id).length, 1);
+  deepStrictEqual(reasons(chunks), ["tool_calls"]);
+  const joined = await clientOf().chat.completions.stream({ model, ...TOOL_CHAT }).finalChatCompletion();
+  deepStrictEqual(joined.choices[0].message.tool_calls[0].function.parsed_arguments, { city: "Paris" });
+  const { id } = answer.choices[0].message.tool_calls[0];
+  const result = { role: "tool", tool_call_id: id, content: "Sunny, 20 degrees." };
+  const messages = [...TOOL_CHAT.messages, answer.choices[0].message, result];
+  const again = await clientOf().chat.completions.create({ model, ...TOOL_CHAT, messages });
+  const plain = await settled(CHAT_PATH, { ...TOOL_CHAT, messages });
+  deepStrictEqual(nameless(again.choices), nameless(plain.choices));
+}
+
+async function reasoning() {
+  const wanted = await settled(CHAT_PATH, REASONING);
+  const told = wanted.choices[0].message.reasoning_content;
+  if (!told) throw new LeftOut("this server tells no reasoning apart");
+  sameBody(await clientOf().chat.completions.create({ model, ...REASONING }), wanted);
+  const chunks = await all(await clientOf().chat.completions.create({ model, ...REASONING, stream: true }));
+  deepStrictEqual(chunks.map((chunk) => chunk.choices[0].delta.reasoning_content ?? "").join(""), told);
+  deepStrictEqual(chatText(chunks), "");
+}
+
+async function jsonSchema() {
+  const wanted = await settled(CHAT_PATH, CAPITAL);
+  sameBody(await clientOf().chat.completions.create({ model, ...CAPITAL }), wanted);
+  const { content } = wanted.choices[0].message;
+  deepStrictEqual(Object.keys(JSON.parse(content)).sort(), ["capital", "coastal"]);
+  const chunks = await all(await clientOf().chat.completions.create({ model, ...CAPITAL, stream: true }));
+  deepStrictEqual(chatText(chunks), content);
+  const parsed = await clientOf().chat.completions.parse({ model, ...CAPITAL });
+  deepStrictEqual(parsed.choices[0].message.parsed, JSON.parse(content));
+}
+
+async function responses() {
+  const wanted = await settled("/v1/responses", RESPONSE);
+  const answer = await clientOf().responses.create({ model, ...RESPONSE });
+  deepStrictEqual(nameless({ ...answer }), nameless(wanted));
+  deepStrictEqual(answer.output_text, wanted.output[0].content[0].text);
+  const events = await all(await clientOf().responses.create({ model, ...RESPONSE, stream: true }));
+  deepStrictEqual(events.map((event) => event.sequence_number), [...events.keys()]);
+  const pieces = events.filter((event) => event.type === "response.output_text.delta");
+  deepStrictEqual(pieces.map((event) => event.delta).join(""), answer.output_text);
+  deepStrictEqual(nameless(events.at(-1).response), nameless(wanted));
+}
+
 async function stop() {
   const whole = (await settled(CHAT_PATH, CHAT)).choices[0].message.content;
   const middle = whole.length >> 1;
@@ -248,6 +382,11 @@ const CHECKS = [
   ["log-probs", logprobs],
   ["seeded choices", choices],
   ["leaving a stream", leaving],
+  ["token ids, prompt log-probs, experts beside the others", extraFields],
+  ["tools", tools],
+  ["reasoning", reasoning],
+  ["json_schema, parse", jsonSchema],
+  ["responses", responses],
   ["400", error400],
   ["401", error401],
   ["404", error404],

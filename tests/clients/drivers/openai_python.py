@@ -2,36 +2,24 @@
 
 import asyncio
 import sys
-from collections.abc import Iterable
 from typing import Any
 
 import openai
+import openai_agents
 from checking import MOST_CHOICES, Server, raised, run_checks, same, some, without
-from openai import AsyncOpenAI, OpenAI
+from openai import AsyncOpenAI
+from openai_client import client_of, finish_reasons, same_body
 from questions import (
     CHAT,
     CHAT_PATH,
     COMPLETION,
     COMPLETION_PATH,
     DRAWN,
+    EXTRAS,
     PROMPTS,
     TOO_MANY_TOKENS,
     stop_within,
 )
-
-OWN = ("id", "created")
-"""Of every answer."""
-
-
-def client_of(server: Server, **options: Any) -> OpenAI:
-    fields = {"base_url": server.base_url, "api_key": server.api_key, "max_retries": 0}
-    return OpenAI(**(fields | options))
-
-
-def same_body(answer: Any, wanted: dict[str, Any]) -> None:
-    got = answer.model_dump(exclude_unset=True)
-    same(without(got, *OWN), without(wanted, *OWN), "the body")
-    same(type(answer.id), str, "the type of its id")
 
 
 def models(server: Server) -> None:
@@ -74,10 +62,6 @@ def same_chat(chunks: list[Any], wanted: dict[str, Any]) -> None:
     same(finish_reasons(told), [choice["finish_reason"]], "what ends it")
     same(last.choices, [], "choices of the usage chunk")
     same(last.usage.model_dump(exclude_unset=True), wanted["usage"], "the usage")
-
-
-def finish_reasons(chunks: Iterable[Any]) -> list[str]:
-    return [c.choices[0].finish_reason for c in chunks if c.choices[0].finish_reason]
 
 
 def completion_stream(server: Server) -> None:
@@ -128,6 +112,30 @@ def token_ids(server: Server) -> None:
     answer = client_of(server).completions.create(model=server.model, **fields, extra_body=extra)
     same([len(choice.token_ids) for choice in answer.choices], [40, 40], "the numbers of ids")
     same_body(answer, wanted)
+
+
+def extra_fields(server: Server) -> None:
+    """On chats and completions; in a stream, which has no log-probs of the prompt, experts come with the last chunk."""
+    client = client_of(server)
+    wanted = server.settled(CHAT_PATH, **CHAT, **EXTRAS)
+    answer = client.chat.completions.create(model=server.model, **CHAT, extra_body=EXTRAS)
+    same_body(answer, wanted)
+    (choice,), counts = answer.choices, answer.usage
+    same(len(choice.token_ids), counts.completion_tokens, "the number of ids")
+    same(len(answer.prompt_token_ids), counts.prompt_tokens, "the number of the prompt's ids")
+    same(len(answer.prompt_logprobs), counts.prompt_tokens, "the number of its log-probs")
+    same(choice.routed_range, [0, counts.total_tokens - 1], "the range of the experts")
+    wanted = server.settled(COMPLETION_PATH, **COMPLETION, **EXTRAS)
+    create = client.completions.create
+    same_body(create(model=server.model, **COMPLETION, extra_body=EXTRAS), wanted)
+    streamed = without(EXTRAS, "prompt_logprobs")
+    chunks = list(create(model=server.model, **COMPLETION, extra_body=streamed, stream=True))
+    told = [chunk.choices[0].model_dump() for chunk in chunks]
+    for name in ("routed_experts", "routed_weights", "routed_range"):
+        values = [choice[name] for choice in told if choice.get(name)]
+        same(values, [wanted["choices"][0][name]], f"{name} of the stream")
+    ids = [token_id for choice in told for token_id in choice.get("token_ids") or []]
+    same(ids, wanted["choices"][0]["token_ids"], "the joined ids")
 
 
 def stop(server: Server) -> None:
@@ -300,13 +308,15 @@ CHECKS = [
     ("completion", completion),
     ("completion stream", completion_stream),
     ("several prompts", several_prompts),
-    ("token ids, extra fields", token_ids),
+    ("token ids", token_ids),
+    ("token ids, prompt log-probs, experts in extra_body", extra_fields),
     ("stop", stop),
     ("log-probs, echo", logprobs),
     ("seeded choices", choices),
     ("16 async at once", concurrent),
     ("async stream", async_stream),
     ("leaving a stream", leaving),
+    *openai_agents.CHECKS,
     ("400", error_400),
     ("401", error_401),
     ("404", error_404),
