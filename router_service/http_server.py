@@ -27,6 +27,7 @@ from router_service.drain import Drain
 from router_service.engine_client import EngineClient
 from router_service.http_protocol import ConnectionLimits, protocol_with
 from router_service.key_check import OPEN_PATHS, RequireApiKey
+from router_service.local_names import OnlyLocalNames
 from router_service.model_parsers import BY_TEMPLATE, ParserNames
 from router_service.model_text import load_model_text
 from router_service.origins import open_to
@@ -242,12 +243,8 @@ class HttpServer:
         if options.api_keys is not None:
             api_app = RequireApiKey(api_app, options.api_keys, kind="API", open_paths=OPEN_PATHS)
         self._drain = Drain(api_app)
-        admin_app = AdminApi(client).application()
-        if options.admin_keys is not None:
-            admin_app = RequireApiKey(
-                admin_app, options.admin_keys, kind="admin", open_paths=frozenset()
-            )
-        apps = open_to(self._drain, options.cors_origins), admin_app
+        admin = AdminApi(client).application()
+        apps = open_to(self._drain, options.cors_origins), _guarded(admin, options.admin_keys)
         visited: list[ASGIApp] = [Visits(app, logs_access=options.logs_access) for app in apps]
         if options.tracer_provider is not None:
             self._tracing = Tracing(options.tracer_provider())
@@ -260,6 +257,12 @@ class HttpServer:
         server.should_exit = True
         await listener.ticks
         await server.shutdown(sockets=[listener.socket])
+
+
+def _guarded(admin: ASGIApp, keys: ApiKeys | None) -> ASGIApp:
+    if keys is None:
+        return OnlyLocalNames(admin)
+    return RequireApiKey(admin, keys, kind="admin", open_paths=frozenset())
 
 
 @dataclass(frozen=True)
