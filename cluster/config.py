@@ -78,6 +78,12 @@ class StoreSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     plan_memory: str = "64MiB"
     """Compiled plan fragments per rank."""
     route_replay: bool = True
+    state_dir: str = ""
+    """Where routes and scores are kept over restarts, on the engine's host; empty: nowhere."""
+    state_size: str = ""
+    """Of all files there, at most; empty: four times what full routes and scores take."""
+    fsync_seconds: float = 1.0
+    """So long may what is published be in the system's memory alone; 0: each write is synced."""
 
 
 class HttpSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -192,6 +198,7 @@ def _check_ranges(config: Config) -> None:
         ("scheduler.max_num_waiting", scheduler.max_num_waiting, 1, 2**20),
         ("store.block_size", store.block_size, 1, 1024),
         ("store.num_kv_blocks", store.num_kv_blocks, 0, 2**31 - 1),
+        ("store.fsync_seconds", store.fsync_seconds, 0, 3600),
         ("cluster.num_hosts", config.cluster.num_hosts, 0, 4096),
         ("cluster.hosts_timeout_seconds", config.cluster.hosts_timeout_seconds, 0, 86400),
         ("http.port", http.port, 0, 65535),
@@ -207,6 +214,8 @@ def _check_ranges(config: Config) -> None:
             raise ConfigError(f"{name} = {value} is out of range: {low} to {high}")
     for key in ("kv_memory", "route_memory", "score_memory", "plan_memory"):
         _check_size(f"store.{key}", getattr(store, key))
+    if store.state_size:
+        _check_size("store.state_size", store.state_size)
 
 
 def _check_size(name: str, text: str) -> None:

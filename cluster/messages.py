@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from cluster.logit_rules import NO_RULES, LogitRules
+from cluster.prefix_match import StateOnDisk
 from cluster.rank_place import RankPlace
 from cluster.scores import ScoreColumns
 from cluster.types import DispatchMode, EvictTarget, FinishReason, Running
@@ -256,6 +257,8 @@ class CellStatus(msgspec.Struct, frozen=True, tag=True):
     """Of the weights that are served."""
     places: list[RankPlace]
     """By rank, as far as they have reported."""
+    state: StateOnDisk | None = None
+    """None: nothing is kept on disk."""
 
 
 class EvictReport(msgspec.Struct, frozen=True, tag=True):
@@ -264,6 +267,8 @@ class EvictReport(msgspec.Struct, frozen=True, tag=True):
     nodes: int
     bytes: int
     kept_leased: int
+    failure: str = ""
+    """Why some of it may still be on disk."""
 
 
 class FeaturesReport(msgspec.Struct, frozen=True, tag=True):

@@ -16,6 +16,7 @@ from prometheus_client import (
 )
 
 from cluster.gatekeeper import REFUSALS
+from cluster.prefix_match import StateOnDisk
 from cluster.types import StorePart
 
 FALLBACK_REASONS = (
@@ -34,10 +35,12 @@ class Metrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # a `_created` series beside each counter helps nobody here
         self._registry = registry
+        self._state_seen = StateOnDisk.nothing()
         self._evictions_seen = dict.fromkeys(get_args(StorePart), 0)
         self._declare_requests()
         self._declare_steps()
         self._declare_store()
+        self._declare_state()
         self.weight_updates = self._counter(
             "weight_updates_total", "Commands to serve other weights, by outcome", ("outcome",)
         )
@@ -164,6 +167,36 @@ class Metrics:
         self.kv_blocks_used = self._gauge(
             "kv_blocks_used", "KV blocks held by requests or the store", ("rank",)
         )
+
+    def _declare_state(self) -> None:
+        self.state_bytes = self._gauge("state_bytes", "Bytes of all files in the state directory")
+        self.state_waiting_bytes = self._gauge(
+            "state_waiting_bytes", "Bytes of what was published and is not written yet"
+        )
+        self.state_failing = self._gauge(
+            "state_failing",
+            "1 while something is not on disk that should be, because the disk failed",
+        )
+        self.state_blocks_loaded = self._gauge(
+            "state_blocks_loaded", "Blocks whose routes were found on disk at the start"
+        )
+        self.state_snapshots = self._counter("state_snapshots_total", "Snapshots completed")
+        self.state_runs_dropped = self._counter(
+            "state_runs_dropped_total",
+            "Published runs of blocks that were not written when they came; the next snapshot has what is still stored",
+        )
+
+    def set_state(self, state: StateOnDisk | None) -> None:
+        """Brings what is shown of the state directory up to date."""
+        if state is None:
+            return
+        self.state_bytes.set(state.num_bytes)
+        self.state_waiting_bytes.set(state.waiting_bytes)
+        self.state_failing.set(1 if state.error else 0)
+        self.state_blocks_loaded.set(state.blocks_loaded)
+        self.state_snapshots.inc(state.snapshots - self._state_seen.snapshots)
+        self.state_runs_dropped.inc(state.runs_dropped - self._state_seen.runs_dropped)
+        self._state_seen = state
 
     def set_evictions(self, totals: dict[StorePart, int]) -> None:
         """Brings the eviction counters up to totals that the store keeps."""

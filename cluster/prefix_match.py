@@ -75,6 +75,8 @@ class StoreStats:
     """Since start."""
     score_blocks_evicted: int
     """Since start."""
+    state: "StateOnDisk | None"
+    """None: nothing is kept on disk."""
 
 
 @dataclass(frozen=True)
@@ -95,3 +97,8 @@ class StateOnDisk:
     """At the start."""
     error: str
     """Why not all is on disk that should be; empty if it is."""
+
+    @staticmethod
+    def nothing() -> "StateOnDisk":
+        """Of a directory that has just been made."""
+        return StateOnDisk("", 0, 0, 0, 0, 0, "")

@@ -9,6 +9,17 @@ from cluster.worker_messages import CellIdentity
 
 
 @dataclass(frozen=True)
+class StatePlan:
+    """Where and how routes and scores are kept over restarts."""
+
+    directory: Path
+    max_bytes: int
+    full_bytes: int
+    """What routes and scores take on disk once when their budgets are full."""
+    fsync_seconds: float
+
+
+@dataclass(frozen=True)
 class CellPlan:
     """Every value that a process of the cell needs, settled and checked."""
 
@@ -31,6 +42,8 @@ class CellPlan:
     score_budget_bytes: int
     plan_budget_bytes: int
     """Compiled plan fragments that a rank keeps, at most."""
+    state: StatePlan | None
+    """None: they end with the engine."""
     checkpoint_bytes: int
     weight_bytes_per_rank: int
     """Replicated weights and the rank's experts, as they are held (every rank has as many experts)."""

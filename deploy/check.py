@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from deploy.cell_plan import CellPlan
+from deploy.cell_plan import CellPlan, StatePlan
 from deploy.planning import CellPreview
 from deploy.token_bytes import TokenBytes, token_bytes
 
@@ -43,6 +43,8 @@ def describe(preview: CellPreview) -> dict[str, Any]:
         "plan_budget_bytes_per_rank": plan.plan_budget_bytes,
         "route_budget_bytes": plan.route_budget_bytes,
         "score_budget_bytes": plan.score_budget_bytes,
+        "state_full_bytes": None if plan.state is None else plan.state.full_bytes,
+        "state_max_bytes": None if plan.state is None else plan.state.max_bytes,
         "per_token": [_token_values(row) for row in _token_rows(plan)],
         "does_not_fit": list(preview.shortfalls),
     }
@@ -119,7 +121,15 @@ def _cell_lines(plan: CellPlan) -> list[tuple[str, str]]:
         ("engine", ""),
         ("  routes", f"at most {_size(plan.route_budget_bytes)}"),
         ("  scores", f"at most {_size(plan.score_budget_bytes)}"),
+        *_state_lines(plan.state),
     ]
+
+
+def _state_lines(state: StatePlan | None) -> list[tuple[str, str]]:
+    if state is None:
+        return []
+    sizes = f"at most {_size(state.max_bytes)}, {_size(state.full_bytes)} when routes and scores are full"
+    return [("  state on disk", f"{state.directory}: {sizes}")]
 
 
 def _token_lines(row: TokenBytes) -> list[tuple[str, str]]:

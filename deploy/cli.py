@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from cluster.config import Config, load_config, parse_set
 from cluster.errors import ConfigError, PointsmanError
 from deploy.cell_plan import CellPlan
-from deploy.flags import CELL_GROUPS, SERVE_GROUPS, add_settings, given
+from deploy.flags import CELL_GROUPS, CHECK_GROUPS, SERVE_GROUPS, add_settings, given
 from deploy.json_output import check_writable, write_json
 from deploy.ray_authentication import check_ray_authentication
 from deploy.ray_environment import set_ray_environment
@@ -102,7 +102,7 @@ def _add_check(commands: "argparse._SubParsersAction[_Parser]") -> None:
     check.add_argument(
         "--json", type=Path, metavar="FILE", help="also write it as JSON (overwrites)"
     )
-    add_settings(check, CELL_GROUPS)
+    add_settings(check, CHECK_GROUPS)
 
 
 def _add_bench(commands: "argparse._SubParsersAction[_Parser]") -> None:

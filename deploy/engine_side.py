@@ -1,14 +1,37 @@
-"""From a cell's plan to what its engine is given: store, plan compiler, shapes of the model."""
+"""From a cell's plan to what its engine is given: store and its state, plan compiler, shapes of the model."""
 
 from cluster.namespace import namespace_of
 from cluster.placement import ExpertPlacement
 from deploy.cell_plan import CellPlan
 from prefix_store.compiler_thread import CompilerThread
+from prefix_store.journal.directory import StateDirectory
+from prefix_store.journal.journal import Journal
+from prefix_store.journal.records import BlockSizes, Header
+from prefix_store.journal.store_journal import StoreJournal
+from prefix_store.journal.writer import WriterLimits
 from prefix_store.store import PrefixStore
 from router_service.engine_composition import ServedShapes
 
 
-def make_store(plan: CellPlan) -> PrefixStore:
+def open_store(plan: CellPlan, model_fingerprint: str) -> PrefixStore:
+    """With what its state directory has, if there is one. Raises ConfigError."""
+    if plan.state is None:
+        return make_store(plan)
+    shape = plan.spec.route_shape
+    store = make_store(
+        plan,
+        Journal(
+            StateDirectory(plan.state.directory),
+            Header.of(model_fingerprint, plan.block_size, shape),
+            BlockSizes.of(plan.block_size, shape),
+            WriterLimits(plan.state.max_bytes, plan.state.fsync_seconds),
+        ),
+    )
+    store.load()
+    return store
+
+
+def make_store(plan: CellPlan, journal: StoreJournal | None = None) -> PrefixStore:
     return PrefixStore(
         num_ranks=plan.ep_size,
         num_kv_blocks=plan.num_kv_blocks,
@@ -17,6 +40,7 @@ def make_store(plan: CellPlan) -> PrefixStore:
         route_budget_bytes=plan.route_budget_bytes,
         score_budget_bytes=plan.score_budget_bytes,
         kv_bytes_per_block=plan.kv_bytes_per_block,
+        journal=journal,
     )
 
 

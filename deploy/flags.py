@@ -59,6 +59,14 @@ MEMORY_FLAGS = (
     Flag("--score-memory", "store.score_memory", "recorded log-probs of the whole cell, 16 bytes a token; holding them "
          "takes about half as much again", _SIZE),
 )  # fmt: skip
+STATE_FLAGS = (
+    Flag("--state-dir", "store.state_dir", "directory on the engine's host in which routes and scores outlive a "
+         "restart (default: none); token ids of prompts are in it", {"metavar": "DIR"}),
+    Flag("--state-size", "store.state_size", "of all files in it, at most (default: four times what full routes and "
+         "scores take)", _SIZE),
+    Flag("--fsync-seconds", "store.fsync_seconds", "a crash of the host may cost so much of what was published, 0: "
+         "each write is synced", {"type": float, "metavar": "SECONDS"}),
+)  # fmt: skip
 HTTP_FLAGS = (
     Flag("--host", "http.host", "address to listen on", {"metavar": "ADDRESS"}),
     Flag("--port", "http.port", "port to listen on, 0: any free one", _N),
@@ -95,7 +103,8 @@ CELL_GROUPS = {
     "expert-parallel cell": CELL_FLAGS,
     "memory (sizes: 512MiB, 4GiB)": MEMORY_FLAGS,
 }
-SERVE_GROUPS = CELL_GROUPS | {"HTTP": HTTP_FLAGS, "hosts": CLUSTER_FLAGS}
+CHECK_GROUPS = CELL_GROUPS | {"state on disk": STATE_FLAGS}
+SERVE_GROUPS = CHECK_GROUPS | {"HTTP": HTTP_FLAGS, "hosts": CLUSTER_FLAGS}
 
 
 def add_settings(command: argparse.ArgumentParser, groups: Mapping[str, Collection[Flag]]) -> None:

@@ -17,6 +17,7 @@ from deploy.cell_plan import CellPlan
 from deploy.exposure import check_exposure
 from deploy.host_fit import Host, shortfalls
 from deploy.private_files import check_private
+from deploy.state_plan import plan_state
 from expert_workers.device import (
     HostDevices,
     choose_compute_dtype,
@@ -30,6 +31,7 @@ from expert_workers.model.checkpoint import (
     weight_files,
 )
 from expert_workers.model.weights import weight_share
+from prefix_store.journal.directory import check_state_directory
 from router_service.model_text import load_model_text
 from router_service.origins import check_origins
 from router_service.plan_limits import plans_by_default
@@ -72,6 +74,8 @@ def plan_cell(config: Config) -> CellPlan:
     host = Host(psutil.virtual_memory().total, devices.count, gpu_memory_bytes=None)
     for shortfall in shortfalls(plan, host):
         raise ConfigError(shortfall)
+    if plan.state is not None:
+        check_state_directory(plan.state.directory)
     return plan
 
 
@@ -141,6 +145,7 @@ def _plan(config: Config, model: FoundModel, devices: HostDevices) -> CellPlan:
     )
     share = weight_share(model.tensors, placement.local_experts(Rank(0)), dtype)
     num_kv_blocks = _num_kv_blocks(config, spec, dtype)
+    route_budget_bytes = _route_budget(config, spec, ep_size * num_kv_blocks)
     return CellPlan(
         model_dir=model.model_dir.resolve(),
         served_model_name=config.model.served_name or _default_name(model.model_dir),
@@ -155,9 +160,10 @@ def _plan(config: Config, model: FoundModel, devices: HostDevices) -> CellPlan:
         block_size=config.store.block_size,
         num_kv_blocks=num_kv_blocks,
         max_model_len=_max_model_len(config, spec, num_kv_blocks),
-        route_budget_bytes=_route_budget(config, spec, ep_size * num_kv_blocks),
+        route_budget_bytes=route_budget_bytes,
         score_budget_bytes=parse_size(config.store.score_memory),
         plan_budget_bytes=parse_size(config.store.plan_memory),
+        state=plan_state(config.store, spec.route_shape, route_budget_bytes),
         exchange_timeout_seconds=config.cell.exchange_timeout_seconds,
         warnings=tuple(filter(None, (model.warning, _cut_context(config, spec, num_kv_blocks)))),
         checkpoint_bytes=sum(entry.num_bytes for entry in model.tensors.values()),

@@ -13,7 +13,6 @@ from cluster.prefix_match import (
     PrefixMatch,
     Publication,
     PublishOutcome,
-    StateOnDisk,
     StoreStats,
 )
 from cluster.routes import ExpertRoutes, RouteShape
@@ -271,10 +270,6 @@ class PrefixStore:
         or with why it may not be."""
         self._journal.when_settled(settled)
 
-    def state(self) -> StateOnDisk | None:
-        """None: nothing is kept. Does not mutate."""
-        return self._journal.state()
-
     def close(self, timeout_seconds: float) -> None:
         """Everything that was published is on disk then, or that took too long."""
         self._journal.close(timeout_seconds)
@@ -293,6 +288,7 @@ class PrefixStore:
             kv_blocks_evicted=self._evictor.kv_blocks_evicted,
             route_blocks_evicted=self._evictor.route_blocks_evicted,
             score_blocks_evicted=self._evictor.score_blocks_evicted,
+            state=self._journal.state(),
         )
 
     def check_invariants(self) -> None:

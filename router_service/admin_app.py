@@ -4,7 +4,7 @@ from fastapi import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from cluster.errors import RequestError
+from cluster.errors import CellError, RequestError
 from router_service.app import features_body, new_application, status_body
 from router_service.body_validation import validate
 from router_service.engine_client import EngineClient
@@ -32,6 +32,11 @@ class AdminApi:
         """Answers when it is done."""
         body = validate(EvictBody, await _json(request))
         report = await self._client.evict(body.part)
+        if report.failure:
+            raise CellError(
+                f"evicted from memory, but some of it may still be in the state directory: {report.failure}; "
+                "a restart would bring it back: evict again when the disk works, or remove the files"
+            )
         return json_response(
             {
                 "part": report.part,

@@ -1,6 +1,6 @@
 """The API application: paths to handlers, nothing of how a request is checked or generated."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from fastapi import FastAPI, Request
 from starlette.convertors import Convertor, register_url_convertor
@@ -188,6 +188,7 @@ def status_body(status: CellStatus) -> dict[str, object]:
         "steps_total": status.steps_total,
         "features": features_body(status.features),
         "weight_version": status.weight_version,
+        "state": None if status.state is None else asdict(status.state),
         "ranks": [
             {"rank": rank, "host": place.host, "device": place.device}
             for rank, place in enumerate(status.places)

@@ -187,7 +187,8 @@ class Engine:
         for request in self._requests.values():
             request.move_to(self._weights.namespace(request.tenant, request.cache_salt))
         self._plans.clear()
-        return WeightExchange(len(begun) - len(again), len(again), self._store.evict("all"))
+        evicted = self._store.exchange_weights(fingerprint)
+        return WeightExchange(len(begun) - len(again), len(again), evicted)
 
     def set_features(
         self,

@@ -7,6 +7,7 @@ the request sets waits for the end of the step.
 import secrets
 import time
 from collections import deque
+from functools import partial
 
 import zmq
 from prometheus_client import CollectorRegistry
@@ -19,7 +20,6 @@ from cluster.messages import (
     Abort,
     CellStatus,
     EvictCommand,
-    EvictReport,
     FeaturesCommand,
     FeaturesReport,
     Finish,
@@ -45,6 +45,7 @@ from cluster.worker_messages import CellIdentity
 from router_service.clients import PrefixStore
 from router_service.engine_composition import ServedShapes, Surroundings, compose_engine
 from router_service.engine_sockets import EngineSockets, largest_frame
+from router_service.eviction import evict
 from router_service.fragment_pool import PlanCompiler
 from router_service.served_checkpoint import WeightSource
 from router_service.step_clock import StepClock
@@ -56,6 +57,8 @@ IDLE_CHECK_SECONDS = 1.0
 """After so long without work the store checks its invariants, once per busy period."""
 FAREWELL_SECONDS = 5.0
 """How long a cell that failed still answers, so that every client reads its error."""
+STATE_SECONDS = 1.0
+"""How long the end waits for the disk to have what was published."""
 
 STARTING = "starting"
 
@@ -167,6 +170,7 @@ class EngineService:
     def _serve(self) -> None:
         checked = True
         while self._stopping is None:
+            upkeep_seconds = self._store.upkeep()
             if self._engine.has_work or self._commands:
                 checked = False
                 self._take_client_messages()
@@ -174,6 +178,8 @@ class EngineService:
                 if self._engine.has_work:
                     self._engine.step()
                 self._ship()
+            elif upkeep_seconds is not None:
+                self._wait_for_client_message(upkeep_seconds)
             elif not self._wait_for_client_message(None if checked else IDLE_CHECK_SECONDS):
                 self._engine.check_invariants()
                 checked = True
@@ -201,6 +207,7 @@ class EngineService:
                 _LOG.error("cell failed reason=%r", failure)
             self._answer_for(0.0 if failure is None else FAREWELL_SECONDS)
             self._workers.stop()
+            self._store.close(STATE_SECONDS)
             self._sockets.close_after_sending(1.0)
 
     def _answer_for(self, seconds: float) -> None:
@@ -282,12 +289,8 @@ class EngineService:
                     self._engine.abort(peer, request_id)
                 case Finish(request_id, num_output_tokens):
                     self._engine.finish(peer, request_id, num_output_tokens)
-                case EvictCommand(query_id, part):
-                    done = self._engine.evict(part)
-                    self._send(
-                        peer,
-                        EvictReport(query_id, part, done.nodes, done.num_bytes, done.kept_leased),
-                    )
+                case EvictCommand():
+                    evict(command, self._engine, self._store, partial(self._send, peer))
                 case FeaturesCommand(query_id):
                     self._switch(command)
                     self._send(peer, FeaturesReport(query_id, self._engine.features))
@@ -418,6 +421,7 @@ class EngineService:
             steps_total=self._engine.num_steps,
             features=self._engine.features,
             weight_version=self._engine.weight_version,
+            state=stats.state,
             places=self._workers.places,
         )
 
@@ -427,6 +431,7 @@ class EngineService:
         metrics.requests_waiting.set(self._engine.num_waiting)
         metrics.requests_running.set(self._engine.num_running)
         metrics.prefix_store_nodes.set(stats.num_nodes)
+        metrics.set_state(stats.state)
         metrics.prefix_store_bytes.labels("kv").set(stats.kv_bytes)
         metrics.prefix_store_bytes.labels("routes").set(stats.route_bytes)
         metrics.prefix_store_bytes.labels("scores").set(stats.score_bytes)

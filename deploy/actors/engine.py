@@ -8,7 +8,7 @@ from cluster.channel_keys import EngineKeys
 from cluster.config import Config
 from cluster.log import configure_logging
 from deploy.cell_plan import CellPlan
-from deploy.engine_side import make_store, served_shapes, start_compiler
+from deploy.engine_side import open_store, served_shapes, start_compiler
 from router_service.engine_service import EngineService
 from router_service.served_checkpoint import ServedCheckpoint
 
@@ -27,7 +27,7 @@ class Engine:
             config,
             plan.identity(fingerprint),
             served_shapes(plan),
-            store=make_store(plan),
+            store=open_store(plan, fingerprint),
             compiler=start_compiler(plan),
             checkpoint=ServedCheckpoint(plan.model_dir, plan.spec, plan.dtype),
             host=ray.util.get_node_ip_address(),

@@ -50,6 +50,11 @@ class StateDirectory:
         self._open_file = open_file
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except FileExistsError as error:
+            raise ConfigError(f"--state-dir {path}: is not a directory") from error
+        except OSError as error:
+            raise ConfigError(f"--state-dir {path}: {error.strerror}") from error
+        try:
             self._lock = _locked(path)
             self._check_readable()
         except OSError as error:

@@ -4,6 +4,7 @@ Files form generations. A snapshot begins a generation: from then on what is pub
 the tree is walked through beside the engine's work. The files before it count until the snapshot is complete.
 """
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -174,7 +175,9 @@ class Journal:
         """Writes and syncs what was published. A snapshot that is not complete is left: what was on disk before counts.
         A disk that takes longer is left to itself, and with it the lock, until the process ends."""
         self._walk = None
-        if self._writer.close(timeout_seconds):
+        is_done = self._writer.close(timeout_seconds)
+        self._settle(math.inf)
+        if is_done:
             self._directory.close()
         else:
             _LOG.warning("state is not written after seconds=%.1f", timeout_seconds)

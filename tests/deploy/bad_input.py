@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from expert_workers.model.checkpoint import INDEX_FILE, SINGLE_FILE
+from prefix_store.journal.directory import StateDirectory
 from tests.helpers.certificates import ANOTHER_KEY, CERTIFICATE, KEY, LOCKED_KEY
 from tests.helpers.tiny_checkpoints import QWEN3_CONFIG, write_json
 
@@ -215,6 +216,8 @@ FILES: dict[str, Change] = {
     f"{_TLS} a key with a passphrase": both(
         with_file("cert.pem", CERTIFICATE), with_file("key.pem", LOCKED_KEY)
     ),
+    "serve --state-dir DIR/state # a file": with_file("state", "mine"),
+    "serve --state-dir DIR/state # in use": lambda directory: StateDirectory(directory / "state"),
     f"{_TOML} [cell": with_settings("[cell"),
     f"{_TOML} cell = 1": with_settings("cell = 1"),
     f"{_TOML} [colour]": with_settings("[colour]"),

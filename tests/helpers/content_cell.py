@@ -45,6 +45,7 @@ from cluster.worker_messages import (
     WorkerStop,
 )
 from prefix_store.compiler_thread import CompilerThread
+from prefix_store.journal.store_journal import StoreJournal
 from prefix_store.store import PrefixStore
 from router_service.engine_composition import ServedShapes
 from router_service.engine_service import EngineService
@@ -307,6 +308,7 @@ class ContentCell:
         max_num_waiting: int = 100,
         max_num_seqs: int = 8,
         load_timeout_seconds: float = PATIENCE,
+        journal: StoreJournal | None = None,
     ) -> None:
         cell = CellSection(
             dispatch="negotiated",
@@ -325,7 +327,9 @@ class ContentCell:
             score_budget_bytes=num_ranks * NUM_KV_BLOCKS * BLOCK_SIZE * SCORE_BYTES,
             route_budget_bytes=4 * num_ranks * NUM_KV_BLOCKS * BLOCK_SIZE * SHAPE.bytes_per_token,
             kv_bytes_per_block=64,
+            journal=journal,
         )
+        self.store.load()
         self.checkpoints = NamedCheckpoints()
         self.service = EngineService(
             Config(cell=cell, scheduler=scheduler),

@@ -11,11 +11,11 @@ from typing import Any
 
 import httpx
 
-from cluster.config import CellSection, Config, ModelSection
+from cluster.config import CellSection, Config, ModelSection, StoreSection
 from cluster.messages import Stop
 from cluster.namespace import model_fingerprint
 from deploy.cell_plan import CellPlan
-from deploy.engine_side import make_store, served_shapes, start_compiler
+from deploy.engine_side import open_store, served_shapes, start_compiler
 from deploy.planning import plan_cell
 from router_service.engine_service import EngineService
 from router_service.http_server import HttpServer, HttpServerOptions
@@ -44,7 +44,7 @@ def http_cell(model_dir: Path, *, ep_size: int = 1) -> Iterator[httpx.Client]:
 
 @contextmanager
 def cell_clients(
-    model_dir: Path, *, ep_size: int = 1, deterministic: bool = False
+    model_dir: Path, *, ep_size: int = 1, deterministic: bool = False, state_dir: Path | None = None
 ) -> Iterator[CellClients]:
     """Of both ports."""
     config = Config(
@@ -54,13 +54,15 @@ def cell_clients(
             step_timeout_floor_seconds=START_SECONDS,
             deterministic=deterministic,
         ),
+        store=StoreSection(state_dir="" if state_dir is None else str(state_dir)),
     )
     plan = plan_cell(config)
+    fingerprint = model_fingerprint(model_dir, plan.dtype)
     service = EngineService(
         config,
-        plan.identity(model_fingerprint(model_dir, plan.dtype)),
+        plan.identity(fingerprint),
         served_shapes(plan),
-        store=make_store(plan),
+        store=open_store(plan, fingerprint),
         compiler=start_compiler(plan),
         checkpoint=ServedCheckpoint(plan.model_dir, plan.spec, plan.dtype),
         host=LOOPBACK,

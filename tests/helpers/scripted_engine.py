@@ -107,6 +107,7 @@ class ScriptedEngine:
     ready: bool = True
     refuse_as: str | None = None
     refused_field: str | None = None
+    evict_failure: str = ""
     error_after: int | None = None
     """Ends each request with an error after this many tokens."""
     prompt_score_delay: int = 0
@@ -173,7 +174,7 @@ class ScriptedEngine:
             case MetricsQuery(query_id):
                 self._send(peer, MetricsText(query_id, b"pointsman_steps_total 7\n"))
             case EvictCommand(query_id, part):
-                self._send(peer, EvictReport(query_id, part, nodes=3, bytes=4096, kept_leased=1))
+                self._send(peer, EvictReport(query_id, part, 3, 4096, 1, self.evict_failure))
             case FeaturesCommand(query_id):
                 self.features = _switched(self.features, message)
                 self._send(peer, FeaturesReport(query_id, self.features))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from cluster.prefix_match import StateOnDisk
 from cluster.scores import SCORE_BYTES, TokenScores
 from cluster.types import Namespace
 from prefix_store.evictor import Evictor
@@ -106,11 +107,17 @@ def open_store(
     return store
 
 
+def state_of(store: PrefixStore) -> StateOnDisk:
+    state = store.stats().state
+    assert state is not None
+    return state
+
+
 def settle(store: PrefixStore, clock: Clock | None = None) -> None:
     """Until the journal has nothing left to do. A clock that stands still goes on as far as the journal waits."""
     deadline = time.monotonic() + PATIENCE
     while (seconds := store.upkeep()) is not None:
-        assert time.monotonic() < deadline, store.state()
+        assert time.monotonic() < deadline, state_of(store)
         time.sleep(min(seconds, 0.002))
         if clock is not None:
             clock.now += seconds

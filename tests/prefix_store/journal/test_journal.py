@@ -35,6 +35,7 @@ from tests.prefix_store.journal.kept import (
     on_disk,
     open_store,
     settle,
+    state_of,
     wait_until,
 )
 
@@ -137,7 +138,7 @@ def test_what_is_evicted_by_command_is_gone_from_disk_when_that_is_told(
 ) -> None:
     store, answers = open_store(tmp_path), list[str]()
     insert(store, FOUR)
-    wait_until(lambda: not store.state().waiting_bytes)
+    wait_until(lambda: not state_of(store).waiting_bytes)
     assert FOUR[:BLOCK_SIZE].tobytes() in (tmp_path / "journal-1.state").read_bytes()
     store.evict(part)  # type: ignore[arg-type]
     store.when_settled(answers.append)
@@ -199,13 +200,13 @@ def test_a_full_disk_is_told_and_made_good_by_a_snapshot_when_there_is_room(
     settle(store)
     disk.room = 0
     insert(store, OTHER)
-    wait_until(lambda: bool(store.state().error))
+    wait_until(lambda: bool(state_of(store).error))
     insert(store, branch(2 * BLOCK_SIZE, 2 * BLOCK_SIZE))
     for _ in range(3):
         clock.now += 3600
         store.upkeep()
-    wait_until(lambda: not store.state().waiting_bytes)
-    state = store.state()
+    wait_until(lambda: not state_of(store).waiting_bytes)
+    state = state_of(store)
     assert state.error == "No space left on device"
     assert state.runs_dropped == 2
     assert store.match(NAMESPACE, OTHER).num_route_tokens == len(OTHER)
@@ -213,7 +214,7 @@ def test_a_full_disk_is_told_and_made_good_by_a_snapshot_when_there_is_room(
     disk.room = 10**6
     settle(store, clock)
 
-    assert store.state().error == ""
+    assert state_of(store).error == ""
     told = [line for line in caplog.messages if "not written" in line or "whole again" in line]
     assert len(told) == 2
     close(store)
@@ -227,7 +228,7 @@ def test_what_was_on_disk_before_it_was_full_is_there_after_a_crash(tmp_path: Pa
     settle(store)
     disk.room = 0
     insert(store, OTHER)
-    wait_until(lambda: bool(store.state().error))
+    wait_until(lambda: bool(state_of(store).error))
     close(store)
     assert num_routes(tmp_path, FOUR) == len(FOUR)
 
@@ -239,7 +240,7 @@ def test_a_disk_that_falls_behind_costs_records_until_the_next_snapshot(
     store = open_store(tmp_path, writer=limits(max_waiting_bytes=200), clock=clock)
     insert(store, FOUR)
     insert(store, OTHER)
-    assert store.state().runs_dropped == 2
+    assert state_of(store).runs_dropped == 2
     assert len([line for line in caplog.messages if "falls behind" in line]) == 1
     settle(store)
     close(store)
@@ -260,10 +261,10 @@ def test_files_stay_within_their_size_however_much_is_published(tmp_path: Path) 
     for number in range(120):
         insert(store, tokens(4 * BLOCK_SIZE, first=1000 * number))
         store.upkeep()
-        wait_until(lambda: not store.state().waiting_bytes)
-        sizes.append(store.state().num_bytes)
+        wait_until(lambda: not state_of(store).waiting_bytes)
+        sizes.append(state_of(store).num_bytes)
     settle(store)
-    state = store.state()
+    state = state_of(store)
     assert state.snapshots > 0
     assert max_bytes // 3 < max(sizes) <= max_bytes
     assert state.num_bytes == sum(file.stat().st_size for file in tmp_path.glob("*.state"))
@@ -292,7 +293,7 @@ def test_a_killed_process_leaves_what_it_had_handed_to_the_system(tmp_path: Path
     found = on_disk(tmp_path)
     assert len(found) > 100
     store = open_store(tmp_path)
-    assert store.state().blocks_loaded == 64
+    assert state_of(store).blocks_loaded == 64
     close(store)
 
 

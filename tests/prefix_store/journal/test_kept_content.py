@@ -22,6 +22,7 @@ from tests.prefix_store.journal.kept import (
     on_disk,
     open_store,
     settle,
+    state_of,
 )
 from tests.prefix_store.journal.traffic import Traffic, scores_of
 
@@ -82,12 +83,11 @@ def test_a_snapshot_beside_traffic_and_its_journal_hold_what_the_store_holds(
         settle(store)
     traffic.end(store)
     before = held(store, traffic.sequences)
-    state = store.state()
+    state = state_of(store)
     close(store)
 
     after = on_disk(tmp_path)
 
-    assert state is not None
     assert state.snapshots >= 4
     assert before.items() <= after.items()
     assert_was_published(after)

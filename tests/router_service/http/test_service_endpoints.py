@@ -159,6 +159,18 @@ def test_evict_answers_with_what_was_evicted(part: str) -> None:
     assert response.json() == {"part": part, "nodes": 3, "bytes": 4096, "kept_leased": 1}
 
 
+def test_an_eviction_that_may_not_be_true_of_the_disk_is_an_error_that_says_so() -> None:
+    with (
+        ScriptedEngine(evict_failure="Read-only file system") as engine,
+        running_server(engine) as (_, ports),
+        admin(ports) as client,
+    ):
+        response = client.post("/admin/evict", json={"part": "all"})
+    assert response.status_code == 503
+    message = response.json()["error"]["message"]
+    assert "may still be in the state directory: Read-only file system" in message
+
+
 @pytest.mark.parametrize(
     ("body", "field"),
     [
