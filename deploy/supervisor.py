@@ -63,8 +63,6 @@ def serve(config: Config, ground: Ground) -> int:
     """
     http_keys = take_http_keys(config.http, os.environ)
     configure_logging()
-    for line in exposures(config.http, http_keys):
-        say(f"pointsman: warning: {line}")
     output = sys.stdout
     interrupts = Interrupts()
     on_signals(interrupts.handle)
@@ -72,6 +70,8 @@ def serve(config: Config, ground: Ground) -> int:
         try:
             try:
                 plan = ground.open()
+                for line in exposures(config.http, http_keys):
+                    say(f"pointsman: warning: {line}")
                 on_signals(interrupts.handle)  # again: Ray sets its own
                 return _serve_in(config, plan, http_keys, output, interrupts)
             finally:
