@@ -20,8 +20,9 @@ from cluster.messages import SamplingParams
 from router_service.answer_reading import PLAIN, AnswerReading
 from router_service.chat_prompt import chat_prompt, num_characters
 from router_service.forced_calls import forced_calls
-from router_service.grammar_checks import GrammarChecks
+from router_service.grammar_checks import Asker, GrammarChecks
 from router_service.grammar_child import Vocabulary
+from router_service.grammar_process import GrammarProcess
 from router_service.model_text import ModelText
 from router_service.openai_errors import ContextLengthError, safe_text
 from router_service.prompts import (
@@ -97,14 +98,14 @@ class RequestAdmission:
     def __init__(self, model: ServedModel) -> None:
         self._model = model
         vocabulary = Vocabulary(str(model.model_dir), model.vocab_size, model.eos_token_ids)
-        self._grammars = GrammarChecks(vocabulary)
+        self._grammars = GrammarChecks(GrammarProcess(vocabulary))
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenizer")
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._grammars.close()
 
-    async def completion(self, body: CompletionBody) -> AdmittedRequest:
+    async def completion(self, body: CompletionBody, tenant: str | None) -> AdmittedRequest:
         """Raises RequestError, UnknownModelError, ContextLengthError."""
         self._check_model(body)
         model = self._model
@@ -117,23 +118,27 @@ class RequestAdmission:
         size = sum(len(prompt) for prompt in prompts if isinstance(prompt, str))
         pairs = zip(prompts, fields, strict=True)
         ids = [await self._prompt_ids(*pair, size) for pair in pairs]
-        return await self._admit(body, ids, fields=fields, default=_DEFAULT_COMPLETION_TOKENS)
+        return await self._admit(
+            body, tenant, ids, fields=fields, default=_DEFAULT_COMPLETION_TOKENS
+        )
 
-    async def chat(self, body: ChatBody) -> AdmittedRequest:
+    async def chat(self, body: ChatBody, tenant: str | None) -> AdmittedRequest:
         """One whose answer is text. Raises RequestError, UnknownModelError, ContextLengthError."""
         if body.offered_tools:
             raise RequestError("tools: calls of tools are not told here", field="tools")
         ids = await self.chat_prompt(body)
-        return await self._admit(body, [ids], fields=["messages"], default=None)
+        return await self._admit(body, tenant, [ids], fields=["messages"], default=None)
 
-    async def read_chat(self, body: ChatBody) -> AdmittedRequest:
+    async def read_chat(self, body: ChatBody, tenant: str | None) -> AdmittedRequest:
         """One whose answer is sorted: reasoning, content, tool calls. Raises as `chat` does."""
         text, model_text = await self._chat_text(body), self._model.text
         size = num_characters(body)
         reading = await self._run(size, lambda: answer_reading(body, text, model_text))
         forced = await self._run(size, lambda: _forced_calls(body, reading, model_text))
         ids = await self._chat_ids(text)
-        admitted = await self._admit(body, [ids], fields=["messages"], default=None, forced=forced)
+        admitted = await self._admit(
+            body, tenant, [ids], fields=["messages"], default=None, forced=forced
+        )
         return replace(admitted, reading=reading)
 
     async def chat_prompt(self, body: ChatBody) -> list[int]:
@@ -210,6 +215,7 @@ class RequestAdmission:
     async def _admit(
         self,
         body: GenerationFields,
+        tenant: str | None,
         prompts: list[list[int]],
         *,
         fields: list[str],
@@ -225,7 +231,10 @@ class RequestAdmission:
             model.text.defaults,
             encode=partial(model.text.codec.encode, add_special_tokens=False),
         )
-        logit_rules = await self._logit_rules(body, rules, forced or requested_grammar(body))
+        logit_rules = await self._logit_rules(body, rules)
+        if (source := forced or requested_grammar(body)) is not None:
+            grammar = await self._grammars.checked(source, Asker(tenant, body.cache_salt))
+            logit_rules = msgspec.structs.replace(logit_rules, grammar=grammar)
         sampling = [
             requested_sampling(
                 body, rules, logit_rules, self._max_tokens(body, len(ids), field, default)
@@ -249,15 +258,9 @@ class RequestAdmission:
             priority=body.priority or 0,
         )
 
-    async def _logit_rules(
-        self, body: GenerationFields, rules: SamplingRules, source: GrammarSource | None
-    ) -> LogitRules:
+    async def _logit_rules(self, body: GenerationFields, rules: SamplingRules) -> LogitRules:
         num_characters = 2 * sum(map(len, body.bad_words or ()))
-        logit_rules = await self._run(num_characters, lambda: rules.logit_rules(body))
-        if source is None:
-            return logit_rules
-        grammar = await self._grammars.checked(source)
-        return msgspec.structs.replace(logit_rules, grammar=grammar)
+        return await self._run(num_characters, lambda: rules.logit_rules(body))
 
     def _max_tokens(
         self, body: GenerationFields, num_prompt_tokens: int, field: str, default: int | None

@@ -12,7 +12,7 @@ from router_service.messages_api.body import (
 )
 from router_service.messages_api.form import MessagesForm
 from router_service.messages_api.to_chat import chat_of
-from router_service.openai_api import ApiParts
+from router_service.openai_api import ApiParts, admitted_unless_client_leaves
 from router_service.openai_errors import json_response
 from router_service.translated_chat import own_part
 
@@ -31,7 +31,9 @@ class MessagesApi:
         async with parts.bodies.opened(request) as json:
             chat = chat_of(*own_part(MessagesBody, json, THE_CHATS))
             with chat.names.restored():
-                admitted = await parts.admission.read_chat(chat.body())
+                admitted = await admitted_unless_client_leaves(
+                    request, parts.admission.read_chat, chat.body()
+                )
         return Generation(admitted, parts.model.name, "msg_", chat.names)
 
     async def count_tokens(self, request: Request) -> Response:

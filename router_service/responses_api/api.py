@@ -4,7 +4,7 @@ from fastapi import Request
 from starlette.responses import Response
 
 from router_service.generation import Generation
-from router_service.openai_api import ApiParts
+from router_service.openai_api import ApiParts, admitted_unless_client_leaves
 from router_service.responses_api.body import THE_CHATS, ResponsesBody
 from router_service.responses_api.form import ResponsesForm
 from router_service.responses_api.to_chat import chat_of
@@ -26,7 +26,9 @@ class ResponsesApi:
             body, passed = own_part(ResponsesBody, json, THE_CHATS)
             chat = chat_of(body, passed)
             with chat.names.restored():
-                admitted = await parts.admission.read_chat(chat.body())
+                admitted = await admitted_unless_client_leaves(
+                    request, parts.admission.read_chat, chat.body()
+                )
         generation = Generation(admitted, parts.model.name, "resp_", chat.names)
         repeated = body.model_copy(update={"input": ""})  # which may be large
         return generation, ResponsesForm(generation, repeated, parts.model.text.codec)

@@ -42,7 +42,11 @@ def served_model(vocab_size: int) -> ServedModel:
 
 def refusal(vocab_size: int, body: CompletionBody | ChatBody) -> RequestError | None:
     admission = RequestAdmission(served_model(vocab_size))
-    admit = admission.chat(body) if isinstance(body, ChatBody) else admission.completion(body)
+    admit = (
+        admission.chat(body, None)
+        if isinstance(body, ChatBody)
+        else admission.completion(body, None)
+    )
     try:
         asyncio.run(admit)
     except RequestError as error:

@@ -1,6 +1,7 @@
 """Structured output at the HTTP server: what reaches the engine, what is refused, what a bad grammar does not harm."""
 
 import json
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,6 +11,7 @@ import httpx
 import pytest
 
 from cluster.grammar import GrammarKind, grammar_text
+from router_service.grammar_checks import MAX_WAITING_OF_A_TENANT
 from router_service.grammar_fields import MAX_GRAMMAR_CHARACTERS
 from tests.helpers.chat_templates import DEEPSEEK_R1
 from tests.helpers.scripted_engine import ScriptedEngine
@@ -220,6 +222,17 @@ def test_a_grammar_that_takes_too_long_is_refused_and_nobody_else_waits_for_long
     assert "takes over 0.5 s to compile" in answers[0].json()["error"]["message"]
     good = client.post(CHAT, json=chat_body(max_tokens=1, guided_json=SCHEMA))
     assert good.status_code == 200
+
+
+def test_clients_that_left_keep_nobody_waiting(served: tuple[httpx.Client, ScriptedEngine]) -> None:
+    client, _ = served
+    for number in range(MAX_WAITING_OF_A_TENANT + 2):
+        body = chat_body(guided_json={**BOMB, "minLength": 100 + number})
+        with pytest.raises(httpx.ReadTimeout):
+            client.post(CHAT, json=body, timeout=httpx.Timeout(10, read=0.001))
+    deadline = time.monotonic() + 20  # of CPU time they would take 33 s
+    while client.post(CHAT, json=chat_body(max_tokens=1, guided_regex="[a-d]")).status_code != 200:
+        assert time.monotonic() < deadline
 
 
 def test_tools_are_refused_beside_a_grammar_unless_none_may_be_called(
