@@ -56,8 +56,8 @@ MEMORY_FLAGS = (
     Flag("--num-kv-blocks", "store.num_kv_blocks", "KV pool of each rank in blocks, instead of --kv-memory", _N),
     Flag("--route-memory", "store.route_memory", "recorded routes of the whole cell, at least those of all KV blocks",
          _SIZE),
-    Flag("--score-memory", "store.score_memory", "recorded log-probs of the whole cell, 16 bytes a token; holding them "
-         "takes about half as much again", _SIZE),
+    Flag("--score-memory", "store.score_memory", "recorded log-probs of the whole cell, 16 bytes a token and 8 for "
+         "each alternative after the first; holding them takes about half as much again", _SIZE),
 )  # fmt: skip
 STATE_FLAGS = (
     Flag("--state-dir", "store.state_dir", "directory on the engine's host in which routes and scores outlive a "

@@ -10,11 +10,10 @@ from prefix_store.radix_tree import RadixNode, RadixTree
 
 @dataclass(frozen=True)
 class BlockBytes:
-    """What one block takes in each part."""
+    """What one block takes in the parts of which all blocks take the same."""
 
     kv: int
     routes: int
-    scores: int
 
 
 def evict_part(tree: RadixTree, evictor: Evictor, part: EvictTarget, sizes: BlockBytes) -> Eviction:
@@ -36,7 +35,7 @@ def _evict_of(node: RadixNode, evictor: Evictor, part: EvictTarget, sizes: Block
     """Returns the bytes that went."""
     num_bytes = 0
     if part != "kv":
-        num_bytes += evictor.evict_scores(node, node.num_blocks) * sizes.scores
+        num_bytes += evictor.evict_scores(node, node.payload.score_bytes)
     if part == "scores":
         return num_bytes
     for rank in list(node.payload.kv):

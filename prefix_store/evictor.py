@@ -1,7 +1,7 @@
 """Takes blocks out of the tree, oldest first, and keeps pools, account and queues in step with it."""
 
+from collections.abc import Sequence
 from functools import partial
-from heapq import nlargest
 
 from cluster.types import Rank
 from prefix_store.block_pool import BlockPool
@@ -60,16 +60,16 @@ class Evictor:
             self.evict_routes(leaf, excess)
         return num_blocks
 
-    def make_score_room(self, num_blocks: int, max_score_blocks: int) -> int:
-        """Evicts scores until those of so many further blocks fit. Returns of how many they do: fewer, perhaps none, if
-        the rest is leased."""
+    def make_score_room(self, num_bytes: int, max_score_bytes: int) -> int:
+        """Evicts scores until so many further bytes fit. Returns how many do: fewer, perhaps none, if the rest is
+        leased."""
         account = self._account.scores
-        while (excess := account.stored + num_blocks - max_score_blocks) > 0:
+        while (excess := account.stored + num_bytes - max_score_bytes) > 0:
             node = self.score_queue.oldest()
             if node is None:
-                return num_blocks - excess
+                return num_bytes - excess
             self.evict_scores(node, excess)
-        return num_blocks
+        return num_bytes
 
     def evict_kv(self, node: RadixNode, rank: Rank, num_blocks: int) -> int:
         """Up to so many KV blocks from the node's end; no child has any on this rank. Returns how many."""
@@ -93,7 +93,8 @@ class Evictor:
         assert parent is not None
         count = min(num_blocks, len(payload.routes) - payload.num_blocks_with_kv)
         end = len(payload.routes) - count
-        self._drop_scores(leaf, [block for block in payload.scores if block >= end])
+        if payload.scores:
+            self._drop_scores(leaf, [block for block in payload.scores if block >= end])
         self._tree.remove_tail(leaf, count)
         self._account.routes.unleased -= count
         self.route_blocks_evicted += count
@@ -102,17 +103,17 @@ class Evictor:
             self._tree.drop_if_empty(leaf.namespace)
         return count
 
-    def evict_scores(self, node: RadixNode, num_blocks: int) -> int:
-        """Of up to so many blocks of an unleased node, the last ones. Returns of how many."""
-        blocks = nlargest(num_blocks, node.payload.scores)
-        self._drop_scores(node, blocks)
-        return len(blocks)
+    def evict_scores(self, node: RadixNode, num_bytes: int) -> int:
+        """Of the last blocks of an unleased node, until so many bytes are free or none are left. Returns how many
+        bytes went."""
+        return self._drop_scores(node, node.payload.last_scored(num_bytes))
 
-    def _drop_scores(self, node: RadixNode, blocks: list[int]) -> None:
-        for block in blocks:
-            del node.payload.scores[block]
-        self._account.scores.unleased -= len(blocks)
+    def _drop_scores(self, node: RadixNode, blocks: Sequence[int]) -> int:
+        num_bytes = node.payload.drop_scores(blocks)
+        self._account.scores.unleased -= num_bytes
+        self._account.num_score_blocks -= len(blocks)
         self.score_blocks_evicted += len(blocks)
+        return num_bytes
 
     def _forget_rank(self, node: RadixNode, rank: Rank) -> None:
         """The node has no KV on this rank any more: its parent may be next."""

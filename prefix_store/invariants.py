@@ -69,11 +69,19 @@ class InvariantCheck:
         """Only of blocks that the node has, of whole blocks, and never of no token."""
         for node in self._nodes:
             at = f"node at block {node.first_block}"
-            for block, record in node.payload.scores.items():
+            payload = node.payload
+            for block, record in payload.scores.items():
                 self.require(0 <= block < node.num_blocks, f"{at}: scores of no block")
-                scores = unpack(record)
+                scores = unpack(record, payload.further.get(block))
                 self.require(scores.num_tokens == self._block_size, f"{at}: scores of a part")
                 self.require(bool(scores.known.any()), f"{at}: scores of no token")
+                if scores.further is not None:
+                    there = scores.further["token_id"] >= 0
+                    gaps = (there[:, 1:] & ~there[:, :-1]).any() or there[~scores.known].any()
+                    self.require(not gaps, f"{at}: alternatives behind a gap, or of no token")
+            self.require(payload.further.keys() <= payload.scores.keys(), f"{at}: alternatives")
+            num_bytes = sum(map(len, (*payload.scores.values(), *payload.further.values())))
+            self.require(payload.score_bytes == num_bytes, f"{at}: the size of its scores is off")
 
     def kv_is_contiguous(self) -> None:
         """kv[rank] is a prefix of a node's blocks, and only below a parent that has all of its own."""
@@ -139,9 +147,11 @@ class InvariantCheck:
         counts = [sum(len(n.payload.routes) for n in nodes) for nodes in (leased, unleased)]
         routes = account.routes
         self.require([routes.leased, routes.unleased] == counts, "the route account is off")
-        counts = [sum(len(n.payload.scores) for n in nodes) for nodes in (leased, unleased)]
+        counts = [sum(n.payload.score_bytes for n in nodes) for nodes in (leased, unleased)]
         scores = account.scores
         self.require([scores.leased, scores.unleased] == counts, "the score account is off")
+        num_blocks = sum(len(n.payload.scores) for n in self._nodes)
+        self.require(account.num_score_blocks == num_blocks, "the count of score blocks is off")
 
     def queues(self, evictor: Evictor) -> None:
         """Each queue finds every candidate, and names the one that a scan would."""

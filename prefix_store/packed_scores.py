@@ -1,4 +1,5 @@
-"""Scores as the tree keeps them: bytes per block, in which a token without a score says so.
+"""Scores as the tree keeps them: bytes per block, in which a token without a score says so. Alternatives after the
+first are kept apart, of blocks that have any, with the same number of places for each token.
 
 Bytes and not an array for each block, whose object would be as large as the scores of its 16 tokens.
 """
@@ -8,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from cluster.scores import SCORE, TokenScores
+from cluster.scores import ALTERNATIVE, ALTERNATIVE_BYTES, SCORE, SCORE_BYTES, TokenScores
 from prefix_store.equal_parts import equal_parts
 
 
@@ -16,9 +17,16 @@ def unknown_scores(num_tokens: int) -> bytes:
     return TokenScores.unknown(num_tokens).rows.tobytes()
 
 
-def unpack(packed: bytes | bytearray) -> TokenScores:
+def unpack(packed: bytes | bytearray, further: bytes | None = None) -> TokenScores:
     """A view, which can be written if the bytes can."""
-    return TokenScores(np.frombuffer(packed, SCORE))
+    rows = np.frombuffer(packed, SCORE)
+    if further is None:
+        return TokenScores(rows)
+    return TokenScores(rows, np.frombuffer(further, ALTERNATIVE).reshape(len(rows), -1))
+
+
+def further_bytes(num_tokens: int, num_further: int) -> int:
+    return num_tokens * num_further * ALTERNATIVE_BYTES
 
 
 class ScoreOffer:
@@ -29,8 +37,13 @@ class ScoreOffer:
         end = start + scores.num_tokens
         self.first_block, self.end_block = start // block_size, -(-end // block_size)
         whole = _whole_blocks(start % block_size, scores, block_size)
-        self._packed = equal_parts(whole.rows, self.end_block - self.first_block)
+        num_blocks = self.end_block - self.first_block
+        self._packed = equal_parts(whole.rows, num_blocks)
+        self._further = [] if whole.further is None else equal_parts(whole.further, num_blocks)
         self._num_known = _num_known(whole.known, block_size)
+        self.num_further = whole.num_further
+        self.block_bytes = block_size * SCORE_BYTES + further_bytes(block_size, self.num_further)
+        """Of a block with what it lists."""
 
     def blocks_between(self, first_block: int, end_block: int) -> list[int]:
         """Of these, numbered as in the sequence, those with a score, in order."""
@@ -47,11 +60,15 @@ class ScoreOffer:
         first, packed = self.first_block, self._packed
         return [packed[block - first] for block in blocks]
 
-    def merged(self, record: bytes, block: int) -> tuple[bytes, int]:
-        """The record with those of the block's scores that it does not have, and how many these are."""
-        rows = bytearray(record)
-        taken = unpack(rows).fill(0, unpack(*self.packed([block])))
-        return bytes(rows), taken
+    def further(self, blocks: Sequence[int]) -> list[bytes]:
+        """Alternatives after the first; of an offer that has any."""
+        first, further = self.first_block, self._further
+        return [further[block - first] for block in blocks]
+
+    def scores_of(self, block: int) -> TokenScores:
+        """A view that nobody can write."""
+        place = block - self.first_block
+        return unpack(self._packed[place], self._further[place] if self._further else None)
 
 
 def _whole_blocks(num_before: int, scores: TokenScores, block_size: int) -> TokenScores:
@@ -60,8 +77,10 @@ def _whole_blocks(num_before: int, scores: TokenScores, block_size: int) -> Toke
     num_after = -end % block_size
     if not num_before and not num_after:
         return scores
-    whole = TokenScores.unknown(end + num_after)
+    whole = TokenScores.unknown(end + num_after, scores.num_further)
     whole.rows[num_before:end] = scores.rows
+    if whole.further is not None:
+        whole.further[num_before:end] = scores.further
     return whole
 
 

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from cluster.scores import TokenScores
 from cluster.types import BlockId, Rank
 from prefix_store.packed_routes import PackedRoutes
-from prefix_store.packed_scores import ScoreOffer
+from prefix_store.packed_scores import ScoreOffer, unpack
 
 
 @dataclass(eq=False, slots=True)
@@ -17,6 +18,7 @@ class NodePayload:
         kv[0]    [17] [ 4] [ 9]          a prefix of the blocks
         kv[1]    [ 2]                    a rank without KV has no entry
         scores   [s0]  -   [s2]  -       any of the blocks, also for some of a block's tokens
+        further  [f0]  -    -    -       alternatives after the first, of blocks with scores
 
     What every block has grows in `add_blocks` and is cut in `take_head` and `drop_tail`, nowhere else.
     Stamps are logical times of the last use, one per part (and rank); larger is later.
@@ -27,7 +29,10 @@ class NodePayload:
     kv: dict[Rank, list[BlockId]] = field(default_factory=dict)
     kv_stamps: dict[Rank, int] = field(default_factory=dict)
     scores: dict[int, bytes] = field(default_factory=dict)
-    """By block of the node, as packed_scores has them."""
+    """By block of the node, as packed_scores has them, and so the next."""
+    further: dict[int, bytes] = field(default_factory=dict)
+    score_bytes: int = 0
+    """Of both."""
 
     def num_kv_blocks(self, rank: Rank) -> int:
         return len(self.kv.get(rank, ()))
@@ -54,10 +59,10 @@ class NodePayload:
             del block_ids[:num_blocks]
             if not block_ids:
                 del self.kv[rank], self.kv_stamps[rank]
-        scores, self.scores = self.scores, {}
-        for block, record in scores.items():
-            part, place = (head, block) if block < num_blocks else (self, block - num_blocks)
-            part.scores[place] = record
+        head.scores, self.scores = _cut(self.scores, num_blocks)
+        head.further, self.further = _cut(self.further, num_blocks)
+        head.score_bytes = _num_bytes(head.scores) + _num_bytes(head.further)
+        self.score_bytes -= head.score_bytes
         return head
 
     def add_scores(self, offer: ScoreOffer, blocks: Sequence[int], first_block: int) -> int:
@@ -65,10 +70,61 @@ class NodePayload:
         this payload's start with `first_block`. Returns of how many tokens."""
         places = [block - first_block for block in blocks]
         self.scores.update(zip(places, offer.packed(blocks), strict=True))
+        if offer.num_further:
+            self.further.update(zip(places, offer.further(blocks), strict=True))
+        self.score_bytes += len(blocks) * offer.block_bytes
         return offer.num_known(blocks)
 
-    def merge_scores(self, offer: ScoreOffer, block: int, first_block: int) -> int:
-        """Takes those that a block with scores does not have; mutates. Returns how many it took."""
-        place = block - first_block
-        self.scores[place], taken = offer.merged(self.scores[place], block)
-        return taken
+    def restore_scores(self, block: int, packed: bytes) -> None:
+        """With one alternative of each token, of a block that has none; mutates."""
+        self.scores[block] = packed
+        self.score_bytes += len(packed)
+
+    def scores_of(self, block: int) -> TokenScores:
+        """Of a block that has some; a view that nobody can write."""
+        return unpack(self.scores[block], self.further.get(block))
+
+    def replace_scores(self, block: int, scores: TokenScores) -> None:
+        """Of a block that has some: by others, which list as many alternatives or more; mutates."""
+        self.scores[block] = scores.rows.tobytes()
+        if scores.further is not None:
+            self.score_bytes += scores.further.nbytes - len(self.further.get(block, b""))
+            self.further[block] = scores.further.tobytes()
+
+    def last_scored(self, num_bytes: int) -> list[int]:
+        """Blocks with scores from the end, as many as have so many bytes, or all."""
+        blocks = []
+        for block in sorted(self.scores, reverse=True):
+            if num_bytes <= 0:
+                break
+            num_bytes -= len(self.scores[block]) + len(self.further.get(block, b""))
+            blocks.append(block)
+        return blocks
+
+    def drop_scores(self, blocks: Sequence[int]) -> int:
+        """Of blocks that have some; mutates. Returns the bytes that went."""
+        if not blocks:
+            return 0
+        scores = self.scores
+        num_bytes = len(blocks) * len(scores[blocks[0]])
+        for block in blocks:
+            del scores[block]
+        if self.further:
+            num_bytes += sum(len(self.further.pop(block, b"")) for block in blocks)
+        self.score_bytes -= num_bytes
+        return num_bytes
+
+
+def _cut(records: dict[int, bytes], num_blocks: int) -> tuple[dict[int, bytes], dict[int, bytes]]:
+    """Those of the first blocks, and of the others, which are numbered anew."""
+    head, tail = dict[int, bytes](), dict[int, bytes]()
+    for block, record in records.items():
+        if block < num_blocks:
+            head[block] = record
+        else:
+            tail[block - num_blocks] = record
+    return head, tail
+
+
+def _num_bytes(records: dict[int, bytes]) -> int:
+    return sum(map(len, records.values()))

@@ -7,7 +7,7 @@ from prefix_store.radix_tree import RadixNode
 
 
 class PartAccount:
-    """Blocks of one payload part. stored = leased + unleased, none negative, at every step."""
+    """Blocks of one payload part, bytes of scores. stored = leased + unleased, none negative, at every step."""
 
     def __init__(self) -> None:
         self.leased = 0
@@ -17,9 +17,9 @@ class PartAccount:
     def stored(self) -> int:
         return self.leased + self.unleased
 
-    def lease(self, num_blocks: int) -> None:
-        self.leased += num_blocks
-        self.unleased -= num_blocks
+    def lease(self, number: int) -> None:
+        self.leased += number
+        self.unleased -= number
 
 
 class SizeAccount:
@@ -29,6 +29,8 @@ class SizeAccount:
         self.kv = [PartAccount() for _ in range(num_ranks)]
         self.routes = PartAccount()
         self.scores = PartAccount()
+        self.num_score_blocks = 0
+        """That have some."""
 
     def nodes_leased(self, nodes: Iterable[RadixNode]) -> None:
         """Nodes got their first lease."""
@@ -39,16 +41,16 @@ class SizeAccount:
         self._lease(nodes, -1)
 
     def _lease(self, nodes: Iterable[RadixNode], sign: int) -> None:
-        num_routes = num_scores = 0
+        num_routes = num_score_bytes = 0
         num_kv = [0] * len(self.kv)
         for node in nodes:
             payload = node.payload
             num_routes += node.num_blocks
-            num_scores += len(payload.scores)
+            num_score_bytes += payload.score_bytes
             for rank, block_ids in payload.kv.items():
                 num_kv[rank] += len(block_ids)
         self.routes.lease(sign * num_routes)
-        self.scores.lease(sign * num_scores)
+        self.scores.lease(sign * num_score_bytes)
         for part, num_blocks in zip(self.kv, num_kv, strict=True):
             part.lease(sign * num_blocks)
 

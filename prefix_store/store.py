@@ -75,9 +75,7 @@ class PrefixStore:
         self._pools = [BlockPool(rank, num_kv_blocks) for rank in ranks]
         self._account = SizeAccount(num_ranks)
         self._evictor = Evictor(self._tree, self._pools, self._account)
-        self._scores = ScoreRecords(
-            self._evictor, self._account.scores, block_size, score_budget_bytes
-        )
+        self._scores = ScoreRecords(self._evictor, self._account, block_size, score_budget_bytes)
         self._journal: StoreJournal = journal or NoJournal()
         self._leases: dict[Lease, LeasedPath] = {}
         self._now = 0
@@ -202,13 +200,15 @@ class PrefixStore:
         outcomes += private(offer.num_blocks - len(outcomes))
         return Publication(tuple(outcomes), path.conflicted)
 
-    def scores(self, lease: Lease, start: int, end: int) -> TokenScores:
-        """A copy of what is known of tokens [start, end) under the lease. Raises StoreError if the range leaves it."""
-        return self._scores.read(self._held_range(lease, start, end).end_node, start, end)
+    def scores(self, lease: Lease, start: int, end: int, num_listed: int = 1) -> TokenScores:
+        """A copy of what is known of tokens [start, end) under the lease, with up to so many alternatives of each.
+        Raises StoreError if the range leaves it."""
+        path = self._held_range(lease, start, end)
+        return self._scores.read(path.end_node, start, end, num_listed)
 
     def record_scores(self, lease: Lease, start: int, scores: TokenScores) -> int:
-        """Scores of the tokens from `start` on, under the lease: taken where none is known yet, as long as the score
-        budget has room. Returns how many were taken. Raises StoreError if the range leaves the lease."""
+        """Scores of the tokens from `start` on, under the lease: taken where they list more than is known, as long as
+        the score budget has room. Returns how many were taken. Raises StoreError if the range leaves the lease."""
         path = self._held_range(lease, start, start + scores.num_tokens)
         taken = self._scores.record(path.end_node, start, scores)
         if taken.blocks:
@@ -237,9 +237,7 @@ class PrefixStore:
 
     def evict(self, part: EvictTarget) -> Eviction:
         """Evicts a part of every unleased node; "routes" take KV and scores along, and so are the same as "all"."""
-        sizes = BlockBytes(
-            self._kv_bytes_per_block, self._route_block_bytes, self._scores.bytes_of(1)
-        )
+        sizes = BlockBytes(self._kv_bytes_per_block, self._route_block_bytes)
         eviction = evict_part(self._tree, self._evictor, part, sizes)
         if part != "kv":
             self._journal.evicted()
@@ -263,7 +261,7 @@ class PrefixStore:
         """A slice of what the journal has to do beside steps. Returns in how many seconds it has more, at the latest;
         None: when something is published or evicted."""
         account = self._account
-        return self._journal.upkeep(self._tree, account.routes.stored, account.scores.stored)
+        return self._journal.upkeep(self._tree, account.routes.stored, account.num_score_blocks)
 
     def when_settled(self, settled: Settled) -> None:
         """Calls it, perhaps in an `upkeep`, once what was evicted so far is gone from disk too: with an empty string,
@@ -284,7 +282,7 @@ class PrefixStore:
             kv_blocks_leased=sum(part.leased for part in kv),
             kv_bytes=sum(part.stored for part in kv) * self._kv_bytes_per_block,
             route_bytes=self._route_bytes,
-            score_bytes=self._scores.num_bytes,
+            score_bytes=self._account.scores.stored,
             kv_blocks_evicted=self._evictor.kv_blocks_evicted,
             route_blocks_evicted=self._evictor.route_blocks_evicted,
             score_blocks_evicted=self._evictor.score_blocks_evicted,
@@ -308,7 +306,7 @@ class PrefixStore:
             self._account.routes.stored <= self._max_route_blocks, "over the route budget"
         )
         check.require(
-            self._account.scores.stored <= self._scores.max_blocks, "over the score budget"
+            self._account.scores.stored <= self._scores.max_bytes, "over the score budget"
         )
 
     @property

@@ -24,7 +24,7 @@ class HomeChoice:
     num_matched: int
     """Prefix whose routes the store has."""
     waits: bool
-    """Its next block is being computed by a running request, which advances."""
+    """Its next block, or scores that it asks for, are being computed by a running request, which advances."""
 
 
 class Admission:
@@ -102,7 +102,11 @@ class Admission:
         views = {rank: self._view(request, match, rank) for rank in ranks}
         best = select_home_rank([candidate for candidate, _ in views.values()])
         num_kv_now = views[best.rank][1]
-        waits = best.num_kv_tokens > num_kv_now or self._waits(request, match)
+        waits = (
+            best.num_kv_tokens > num_kv_now
+            or self._waits(request, match)
+            or self._awaits_scores(request)
+        )
         if waits:
             self._load[best.rank] += SEQUENCE_COST + best.num_own
             self._num_seqs[best.rank] += 1
@@ -163,6 +167,14 @@ class Admission:
             return False
         computing = self._in_flight.anywhere.get(keys[block])
         return computing is not None and _comes_in_time(computing, request)
+
+    def _awaits_scores(self, request: Request) -> bool:
+        """Somebody computes scores that it asks for and would else compute beside it. What a preempted one has of its
+        own is not looked at: it goes on."""
+        if not request.score_log.scores_prompt or request.was_admitted:
+            return False
+        scoring = self._in_flight.scoring(request)
+        return scoring is not None and _comes_in_time(scoring, request)
 
 
 def _comes_in_time(computing: Request, request: Request) -> bool:

@@ -11,12 +11,15 @@ K = TypeVar("K")
 
 
 class InFlight:
-    """Full prompt blocks that requests compute, or have computed, and have not offered to the store yet, by key."""
+    """Full prompt blocks that requests compute, or have computed, and have not offered to the store yet, by key; and of
+    those whose prompt is being scored, the block whose scores come next."""
 
     def __init__(self, requests: Iterable[Request], block_size: int) -> None:
         self._block_size = block_size
         self.anywhere: dict[bytes, Request] = {}
         self.on_rank: dict[tuple[Rank, bytes], Request] = {}
+        self._scored: dict[tuple[int, int], dict[bytes, Request]] = {}
+        """By alternatives that are listed and number of the block."""
         for request in requests:
             self.add(request)
 
@@ -24,6 +27,7 @@ class InFlight:
         assert request.home_rank is not None
         if not request.publishing:
             return
+        self._add_scored(request)
         # what was offered and refused will not come; what is not computed of an ended request neither
         first = max(request.num_published_blocks, request.num_offered_blocks)
         ended = request.finish_reason is not None
@@ -31,6 +35,22 @@ class InFlight:
         for key in request.prompt_block_keys[first:end]:
             _put(self.anywhere, key, request)
             _put(self.on_rank, (request.home_rank, key), request)
+
+    def _add_scored(self, request: Request) -> None:
+        log, keys = request.score_log, request.prompt_block_keys
+        block = log.num_stored // self._block_size
+        if log.scores_prompt and not log.is_complete and block < len(keys):
+            _put(self._scored.setdefault((log.num_listed, block), {}), keys[block], request)
+
+    def scoring(self, request: Request) -> Request | None:
+        """Who computes scores that this one asks for too. The store had none of that block when that one started."""
+        keys = request.prompt_block_keys
+        for (num_listed, block), by_key in self._scored.items():
+            if num_listed == request.score_log.num_listed and block < len(keys):
+                scoring = by_key.get(keys[block])
+                if scoring is not None:
+                    return scoring
+        return None
 
     def shared_end(self, request: Request, other: Request) -> int:
         """Tokens of full prompt blocks that both share from position 0."""

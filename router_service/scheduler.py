@@ -331,9 +331,10 @@ class Scheduler:
         request.lease = lease
         request.home_rank = rank
         request.add_blocks(block_ids, private=False)
-        may_have_scores = request.score_log.scores_prompt or request.was_admitted
-        stored = self._store.scores(lease, 0, lease.num_tokens) if may_have_scores else None
-        request.score_log.begin(lease.num_tokens, stored)
+        log, stored = request.score_log, None
+        if log.scores_prompt or request.was_admitted:
+            stored = self._store.scores(lease, 0, lease.num_tokens, log.num_listed)
+        log.begin(lease.num_tokens, stored)
         request.num_reused_tokens = num_kv
         request.num_computed_tokens = min(num_kv, request.first_needed_token)
         request.num_published_blocks = len(block_ids)

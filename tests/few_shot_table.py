@@ -22,7 +22,16 @@ from tests.integration.api import CellApi, MetricValues, random_prompt
 
 TOLERANCE = 1e-4
 STOP_SECONDS = 60.0
-ASKED = {"echo": True, "logprobs": 1}
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """expected: of each prompt, transformers' log-probs of all tokens from the second on."""
+
+    shots: list[int]
+    questions: list[list[int]]
+    num_listed: int
+    expected: list[list[float]]
 
 
 @dataclass(frozen=True)
@@ -56,10 +65,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--requests", type=int, default=50)
     parser.add_argument("--shots-tokens", type=int, default=1500)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--logprobs", type=int, default=1)
     options = parser.parse_args(arguments)
     shots = random_prompt(options.seed, options.shots_tokens)
     questions = [random_prompt(options.seed + 1 + n, 20) for n in range(options.requests)]
-    expected = expected_logprobs(shots, questions)
+    asked = Evaluation(shots, questions, options.logprobs, expected_logprobs(shots, questions))
     with Served("--ep-size", str(options.ep_size)) as served:
         served.wait_until_ready(seconds=330.0)
         with CellApi(served.base_url, served.admin_url) as api:
@@ -67,23 +77,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
             rows = []
             for name, store in (("prefix store", True), ("scored before", True), ("off", False)):
                 api.features(prefix_store=store)
-                rows.append(measured(name, api, shots, questions, expected))
+                rows.append(measured(name, api, asked))
         served.interrupt()
         served.wait(STOP_SECONDS)
     print("\n".join([HEAD, *map(str, rows)]))
     return int(any(row.largest_difference > TOLERANCE for row in rows))
 
 
-def measured(
-    name: str,
-    api: CellApi,
-    shots: list[int],
-    questions: list[list[int]],
-    expected: list[list[float]],
-) -> Row:
+def measured(name: str, api: CellApi, asked: Evaluation) -> Row:
+    fields = {"echo": True, "logprobs": asked.num_listed}
     before, started = api.metrics(), time.monotonic()
-    with ThreadPoolExecutor(len(questions)) as threads:
-        answers = list(threads.map(lambda q: api.complete([*shots, *q], 0, **ASKED), questions))
+    with ThreadPoolExecutor(len(asked.questions)) as threads:
+        answers = list(
+            threads.map(lambda q: api.complete([*asked.shots, *q], 0, **fields), asked.questions)
+        )
     seconds = time.monotonic() - started
     rise = api.rise_since(before)
     return Row(
@@ -93,7 +100,8 @@ def measured(
         tokens(rise, "replayed"),
         max(by_rank(rise).values(), default=0.0),
         max(
-            difference(answer, logprobs) for answer, logprobs in zip(answers, expected, strict=True)
+            difference(answer, logprobs)
+            for answer, logprobs in zip(answers, asked.expected, strict=True)
         ),
     )
 

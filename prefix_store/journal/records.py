@@ -86,7 +86,8 @@ class RoutesRecord(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 
 class ScoresRecord(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """Scores of n blocks, all that are known of each; a later record of a block takes the place of an earlier one."""
+    """Scores of n blocks, all that are known of each, with one alternative of each token: further ones are not kept. A
+    later record of a block takes the place of an earlier one."""
 
     stamp: int
     names: bytes

@@ -32,7 +32,7 @@ class TreeRestorer:
                 self._put(run)
             for block, row in self._kept.score_rows():
                 node = self._node_of(block)
-                node.payload.scores[self._ends[block] - 1 - node.first_block] = row
+                node.payload.restore_scores(self._ends[block] - 1 - node.first_block, row)
 
     def _put(self, run: LoadedRun) -> None:
         above = self._above(run)
@@ -92,6 +92,7 @@ class RestoredTree:
         TreeRestorer(self.tree, kept).run()
         nodes = self.tree.nodes_bottom_up()
         self.account.routes.unleased += sum(node.num_blocks for node in nodes)
-        self.account.scores.unleased += sum(len(node.payload.scores) for node in nodes)
+        self.account.scores.unleased += sum(node.payload.score_bytes for node in nodes)
+        self.account.num_score_blocks += sum(len(node.payload.scores) for node in nodes)
         for node in nodes:
             self.evictor.offer(node)

@@ -100,14 +100,25 @@ def tokens_of_ranks(bench: Bench) -> dict[str, float]:
     return told
 
 
+def submit_evaluation(bench: Bench, num_listed: int) -> list[int]:
+    return [
+        bench.submit(
+            [*SHOTS, *question],
+            0,
+            score_prompt=True,
+            num_prompt_alternatives=num_listed,
+            return_routes=False,
+        )
+        for question in QUESTIONS
+    ]
+
+
 def test_a_few_shot_evaluation_computes_its_shots_once_per_rank_and_scores_as_transformers_does(
     observed: ObservedRanks, reference: ReferenceModel
 ) -> None:
+    """Then with five alternatives, which are computed in one pass for all, and again, when they are not."""
     bench = observed.bench(budget=512, fragment_tokens=128)
-    seq_ids = [
-        bench.submit([*SHOTS, *question], 0, score_prompt=True, return_routes=False)
-        for question in QUESTIONS
-    ]
+    seq_ids = submit_evaluation(bench, 1)
     bench.finish()
     shared = SharedReference.of(reference.model, SHOTS)
     for seq_id, question in zip(seq_ids, QUESTIONS, strict=True):
@@ -119,6 +130,12 @@ def test_a_few_shot_evaluation_computes_its_shots_once_per_rank_and_scores_as_tr
     assert sum(of_ranks.values()) <= NUM_RANKS * len(SHOTS) + own
     assert max(of_ranks.values()) <= len(SHOTS) + own
     assert bench.num_gate_tokens <= len(SHOTS) + own
+    submit_evaluation(bench, 5)
+    bench.finish()
+    assert sum(tokens_of_ranks(bench).values()) <= (NUM_RANKS + 1) * len(SHOTS) + 2 * own
+    submit_evaluation(bench, 5)
+    bench.finish()
+    assert sum(tokens_of_ranks(bench).values()) <= (NUM_RANKS + 1) * len(SHOTS) + 3 * own
 
 
 def assert_scored_after_another(

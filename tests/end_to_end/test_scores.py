@@ -8,6 +8,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from cluster.scores import ScoreColumns
 from tests.helpers.equality import ReferenceModel
 from tests.helpers.laboratory import DEMO, MODELS, Laboratory
 from tests.helpers.states import Bench, ObservedRanks, observed_ranks, random_prompt
@@ -85,6 +86,49 @@ def test_scores_are_the_same_bytes_in_every_state_and_those_of_transformers(
         again_output, again = scored(bench, prompt)
         assert again_output == output
         assert again.tobytes() == cold.tobytes(), parts
+
+
+def listed(bench: Bench, prompt: list[int], num_listed: int) -> ScoreColumns:
+    """Of the prompt from the second token on."""
+    seq_id = bench.submit(prompt, 1, score_prompt=True, num_prompt_alternatives=num_listed)
+    bench.finish()
+    scores = bench.harness.generations[f"r{seq_id}"].prompt_scores
+    assert scores is not None
+    assert scores.top_lens.tolist() == [num_listed] * (len(prompt) - 1)
+    return scores
+
+
+def bytes_of(columns: ScoreColumns) -> list[bytes]:
+    return [getattr(columns, name).tobytes() for name in ScoreColumns.__struct_fields__]
+
+
+@pytest.mark.parametrize("num_listed", [5, 20])
+def test_alternatives_are_the_same_bytes_in_every_state_and_those_of_transformers(
+    observed: ObservedRanks, reference: ReferenceModel, num_listed: int
+) -> None:
+    prompt = random_prompt(50, seed=450)
+    bench = observed.bench(budget=64, fragment_tokens=32)
+    cold = listed(bench, prompt, num_listed)
+    logprobs = torch.log_softmax(reference.pass_of(prompt[:-1]).logits, dim=-1)
+    best = logprobs.topk(num_listed, dim=-1).values.numpy()
+    values = cold.top_logprobs.reshape(-1, num_listed)
+    ids = torch.from_numpy(cold.top_ids.reshape(-1, num_listed).astype(np.int64))
+    assert np.abs(values - best).max() < TOLERANCE
+    assert np.abs(values - logprobs.gather(1, ids).numpy()).max() < TOLERANCE
+    chosen = logprobs[torch.arange(len(prompt) - 1), prompt[1:]].numpy()
+    assert np.abs(cold.chosen_logprobs - chosen).max() < TOLERANCE
+    for parts in ((), ("kv",), ("scores",), ("kv", "scores"), ("routes",)):
+        for part in parts:
+            bench.harness.engine.evict(part)
+        assert bytes_of(listed(bench, prompt, num_listed)) == bytes_of(cold), parts
+
+
+def test_what_is_listed_does_not_depend_on_what_was_asked_before(observed: ObservedRanks) -> None:
+    prompt = random_prompt(40, seed=460)
+    alone = {n: bytes_of(listed(observed.bench(budget=64), prompt, n)) for n in (1, 5, 20)}
+    bench = observed.bench(budget=64)
+    for num_listed in (1, 5, 1, 20, 5, 1):
+        assert bytes_of(listed(bench, prompt, num_listed)) == alone[num_listed]
 
 
 @pytest.mark.parametrize("budget", [1, 7, 512])

@@ -167,7 +167,7 @@ class ContentWorkers:
 
     def _execute_rank(self, rank: int, step: StepDescriptor) -> StepResult:
         sampled: list[tuple[int, int]] = []
-        sampled_scores: list[Score] = []
+        sampled_scores: list[ScoreColumns] = []
         asked: list[tuple[int, list[Score]]] = []
         score_starts = np.concatenate([[0], np.cumsum(step.score_lens)])
         gated: list[tuple[int, np.ndarray]] = []
@@ -195,7 +195,8 @@ class ContentWorkers:
                 poisoned.append(seq_id)
             elif step.samples[i]:
                 sampled.append((seq_id, next_token(contents[-1])))
-                sampled_scores.append(score_of(contents[-1], next_token(contents[-1])))
+                score = score_of(contents[-1], next_token(contents[-1]))
+                sampled_scores.append(columns_of([score], self._num_top[rank, seq_id]))
             if targets:
                 scored = zip(contents, targets, strict=False)
                 asked.append((seq_id, [score_of(*pair) for pair in scored]))
@@ -214,7 +215,7 @@ class ContentWorkers:
             gate_tokens=num_gate,
             expert_load=np.zeros((2, 2), np.int32),
             sent=SentTraffic(0, 0),
-            scores=columns_of(sampled_scores),
+            scores=ScoreColumns.joined(sampled_scores),
             timings=StepTimings(0.0, 0.0, 0.0, 0.0, 0.0, 0.0),
         )
 

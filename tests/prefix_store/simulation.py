@@ -10,7 +10,7 @@ import pytest
 from cluster.errors import StoreError
 from cluster.prefix_match import Lease
 from cluster.routes import ExpertRoutes
-from cluster.scores import TokenScores
+from cluster.scores import ALTERNATIVE_BYTES, SCORE_BYTES, TokenScores
 from cluster.types import BlockId, EvictTarget, Namespace, Rank
 from tests.prefix_store.builders import (
     BLOCK_SIZE,
@@ -25,7 +25,10 @@ from tests.reference.naive_prefix_map import NaiveLease, NaivePrefixMap, Tokens
 NUM_RANKS = 2
 NUM_KV_BLOCKS = 16
 MAX_ROUTE_BLOCKS = NUM_RANKS * NUM_KV_BLOCKS
-MAX_SCORE_BLOCKS = 8
+MAX_SCORE_BLOCKS = 16
+MAX_LISTED = 4
+MAX_SCORE_BYTES = MAX_SCORE_BLOCKS * BLOCK_SIZE * SCORE_BYTES
+MAX_BLOCK_BYTES = BLOCK_SIZE * (SCORE_BYTES + (MAX_LISTED - 1) * ALTERNATIVE_BYTES)
 NAMESPACES = [Namespace("a"), Namespace("b"), Namespace("b-salted")]
 MAX_REQUESTS = 5
 
@@ -166,19 +169,28 @@ class Simulation:
         self._count("conflict" if publication.conflict else "no conflict")
 
     def score(self) -> None:
-        """Some tokens under a lease get scores, which are a function of the prefix; some of them nobody asked for."""
+        """Some tokens under a lease get scores, which are a function of the prefix; some of them nobody asked for, and
+        some list fewer alternatives than others."""
         request = self._some_request(self.requests)
         if request is None:
             return
         start = self.random.randint(0, request.lease.num_tokens)
         end = self.random.randint(start, request.lease.num_tokens)
-        scores = _scores_of(request.namespace, request.tokens, start, end)
-        scores.rows["chosen_logprob"][
-            self.random.sample(range(end - start), (end - start) // 3)
-        ] = np.nan
-        before = self.store.scores(request.lease, start, end).known
+        whole = _scores_of(request.namespace, request.tokens, start, end, MAX_LISTED)
+        scores = TokenScores.unknown(end - start, self.random.choice([0, 0, 1, MAX_LISTED - 1]))
+        for place in range(end - start):
+            if self.random.random() < 0.67:
+                part = whole.slice(place, place + 1).columns(MAX_LISTED)
+                scores.fill(place, part.stored(self.random.randint(1, MAX_LISTED)))
+        before = self.store.scores(request.lease, start, end, MAX_LISTED).num_listed
         taken = self.store.record_scores(request.lease, start, scores)
-        assert taken <= int((scores.known & ~before).sum())
+        after = self.store.scores(request.lease, start, end, MAX_LISTED).num_listed
+        assert taken <= int((scores.num_listed > before).sum())
+        assert (after >= before).all()
+        if self.store.stats().score_bytes < MAX_SCORE_BYTES - MAX_BLOCK_BYTES * (1 + len(after)):
+            assert (after == np.maximum(before, scores.num_listed)).all()
+            self._count("scored with room")
+        self._count("more listed" if (after > before)[before > 0].any() else "no more listed")
         self._count("scored" if taken else "nothing to score")
         self._check_scores(request.lease, request.tokens)
 
@@ -271,9 +283,13 @@ class Simulation:
         """What is known is what the prefix has, in whatever range it is read."""
         start = self.random.randint(0, lease.num_tokens)
         end = self.random.randint(start, lease.num_tokens)
-        found = self.store.scores(lease, start, end)
-        expected = _scores_of(lease.namespace, token_ids, start, end)
+        found = self.store.scores(lease, start, end, self.random.randint(1, MAX_LISTED))
+        expected = _scores_of(lease.namespace, token_ids, start, end, MAX_LISTED)
         assert found.rows[found.known].tolist() == expected.rows[found.known].tolist()
+        if found.further is not None:
+            there = found.further["token_id"] >= 0
+            listed = expected.further[:, : found.num_further]
+            assert found.further[there].tolist() == listed[there].tolist()
 
     def _check_kv(
         self, namespace: Namespace, token_ids: Tokens, rank: Rank, block_ids: list[BlockId]
@@ -345,13 +361,17 @@ class Simulation:
         self.seen[event] = self.seen.get(event, 0) + 1
 
 
-def _scores_of(namespace: Namespace, token_ids: Tokens, start: int, end: int) -> TokenScores:
-    scores = TokenScores.unknown(end - start)
+def _scores_of(
+    namespace: Namespace, token_ids: Tokens, start: int, end: int, num_listed: int
+) -> TokenScores:
+    scores = TokenScores.unknown(end - start, num_listed - 1)
     for place in range(end - start):
         prefix = (namespace, token_ids[: start + place + 1])
         digest = zlib.crc32(repr(prefix).encode())
         rank = 1 + digest % 7
         scores.rows[place] = -(digest % 1000) / 8, rank, digest % 97, -(digest % 10) / 8
+        for number in range(num_listed - 1):
+            scores.further[place, number] = digest % 89 + number, -(digest % 11) - number
     return scores
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from cluster.scores import SCORE_BYTES, TokenScores
+from cluster.scores import ALTERNATIVE_BYTES, SCORE_BYTES, TokenScores, no_alternatives
 from prefix_store.packed_scores import ScoreOffer, unknown_scores, unpack
 
 B = 4
@@ -49,12 +49,20 @@ def test_a_block_of_which_no_token_has_a_score_is_left_out() -> None:
     assert ScoreOffer(0, scores, B).blocks_between(1, 2) == []
 
 
-def test_merging_takes_what_is_missing_and_changes_nothing() -> None:
-    (record,) = ScoreOffer(1, made(1, 3), B).packed([0])
-    kept = bytes(record)
-    merged, taken = ScoreOffer(0, made(10, 14), B).merged(record, 0)
-    assert (chosen(merged), taken) == ([-10.0, -1.0, -2.0, -13.0], 2)
-    assert record == kept
+def test_a_block_of_an_offer_has_the_alternatives_of_its_tokens_in_their_places() -> None:
+    scores = made(3, 9)
+    further = no_alternatives(6, 2)
+    further["token_id"] = np.arange(12).reshape(6, 2)
+    offer = ScoreOffer(3, TokenScores(scores.rows, further), B)
+    assert offer.block_bytes == B * (SCORE_BYTES + 2 * ALTERNATIVE_BYTES)
+    nobody = [-1, -1]
+    listed = [[nobody, nobody, nobody, [0, 1]], [[2, 3], [4, 5], [6, 7], [8, 9]]]
+    for block, expected in enumerate(listed):
+        packed, more = offer.packed([block]), offer.further([block])
+        assert len(packed[0]) + len(more[0]) == offer.block_bytes
+        for found in (unpack(*packed, *more), offer.scores_of(block)):
+            assert found.further["token_id"].tolist() == expected
+            assert found.known.tolist() == [ids != nobody for ids in expected]
 
 
 def test_later_writes_to_offered_scores_change_nothing() -> None:

@@ -21,6 +21,8 @@ def test_random_requests_find_what_the_naive_map_says_and_nothing_else(seed: int
         "conflict",
         "evicted",
         "scored",
+        "scored with room",
+        "more listed",
         "nothing to allocate",
     }
     assert events <= simulation.seen.keys()

@@ -19,10 +19,10 @@ def columns(start: int, end: int, num_listed: int = 1) -> ScoreColumns:
     )
 
 
-def stored(num_tokens: int, known: list[int]) -> TokenScores:
-    scores = TokenScores.unknown(num_tokens)
+def stored(num_tokens: int, known: list[int], num_listed: int = 1) -> TokenScores:
+    scores = TokenScores.unknown(num_tokens, num_listed - 1)
     for position in known:
-        scores.rows[position] = -float(position), position + 1, position, -float(position)
+        scores.fill(position, columns(position, position + 1, num_listed).stored(num_listed))
     return scores
 
 
@@ -67,11 +67,41 @@ def test_tokens_that_are_scored_again_after_a_preemption_are_listed_once(
     assert log.prompt_columns().top_lens.tolist() == [num_listed] * 19
 
 
-def test_more_alternatives_take_nothing_from_the_store() -> None:
+def test_fewer_alternatives_than_are_asked_are_as_good_as_none() -> None:
     log = make_log(num_listed=2)
     log.begin(16, stored(16, list(range(1, 16))))
     assert log.num_scored_prompt_tokens == 1
     assert log.num_stored == 1
+    assert log.num_to_score(0, 20) == 19
+
+
+def test_as_many_alternatives_as_are_asked_are_taken_up_to_where_they_end() -> None:
+    log = make_log(num_listed=3)
+    known = stored(16, list(range(1, 16)), num_listed=3)
+    known.further["token_id"][9, 1] = -1
+    log.begin(16, known)
+    assert (log.num_scored_prompt_tokens, log.num_stored) == (9, 9)
+    log.add_prompt(9, columns(9, 20, 3))
+    assert log.prompt_columns().top_ids.tolist() == np.repeat(np.arange(1, 20), 3).tolist()
+    assert log.slice(9, 20).lists(3).all()
+
+
+def test_what_lists_more_than_the_store_has_is_given_to_it() -> None:
+    log = make_log(8, num_listed=2)
+    log.add_prompt(1, columns(1, 8, 2))
+    for position in range(8, 14):
+        log.add_output(position, columns(position, position + 1, 5))
+    assert log.slice(1, 14).lists(2).all()
+    known = stored(12, list(range(1, 12)), num_listed=2)
+    known.further["token_id"][10] = -1
+    log.begin(12, known)
+    assert log.num_stored == 10
+
+
+def test_who_asks_nothing_of_the_prompt_keeps_one_alternative() -> None:
+    log = ScoreLog(8, scores_prompt=False, num_alternatives=5)
+    log.add_output(8, columns(8, 9, 5))
+    assert log.slice(8, 9).num_further == 0
 
 
 def test_what_it_has_and_the_store_lost_or_never_got_is_given_again() -> None:

@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cluster.scores import TokenScores
 from prefix_store.journal.block_index import BlockIndex, Place
 from prefix_store.journal.journal import SLICE_SECONDS
 from prefix_store.journal.records import RecordReader, RoutesRecord, read_header
-from tests.prefix_store.builders import BLOCK_SIZE, gates, tokens
+from tests.prefix_store.builders import BLOCK_SIZE, NAMESPACE, finish, gates, tokens, write
 from tests.prefix_store.journal.kept import (
     SIZES,
     Clock,
@@ -124,6 +125,31 @@ def test_files_cut_or_changed_anywhere_bring_back_beginnings_of_what_was_publish
         lost.add(len(whole) - len(after))
     assert max(lost) > 0
     assert min(lost) < len(whole)
+
+
+def test_of_several_alternatives_the_first_comes_back_and_more_can_be_recorded(
+    tmp_path: Path,
+) -> None:
+    token_ids, store = tokens(8), open_store(tmp_path)
+    written = write(store, token_ids)
+    longer = TokenScores.unknown(8, 4)
+    longer.rows["chosen_logprob"] = -np.arange(8)
+    longer.further["token_id"] = 7
+    assert store.record_scores(written.lease, 0, longer) == 8
+    finish(store, written)
+    close(store)
+
+    again = open_store(tmp_path)
+
+    again.check_invariants()
+    lease = again.acquire(NAMESPACE, token_ids, 8)
+    found = again.scores(lease, 0, 8, 5)
+    assert found.num_listed.tolist() == [1] * 8
+    assert found.rows["chosen_logprob"].tolist() == longer.rows["chosen_logprob"].tolist()
+    assert again.record_scores(lease, 0, longer) == 8
+    again.check_invariants()
+    again.release(lease)
+    close(again)
 
 
 def test_a_journal_cut_at_each_of_its_bytes_gives_the_records_before_the_cut(

@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 
 from cluster.errors import StoreError
 from cluster.namespace import model_fingerprint, namespace_of
-from cluster.scores import SCORE_BYTES, TokenScores
+from cluster.scores import ALTERNATIVE_BYTES, SCORE_BYTES, TokenScores, no_alternatives
 from prefix_store.store import PrefixStore
 from tests.prefix_store.builders import (
     BLOCK_SIZE,
@@ -241,6 +241,112 @@ def test_the_first_blocks_are_recorded_when_the_budget_has_no_room_for_all() -> 
         store.scores(written.lease, 0, 16).known.tolist() == [False] * 2 + [True] * 6 + [False] * 8
     )
     store.check_invariants()
+
+
+def listing(first: int, end: int, num_listed: int, *, offset: float = 0.0) -> TokenScores:
+    """Of tokens [first, end); alternative i of token t is 100 t + i."""
+    scores = falling(first, end)
+    scores.rows["chosen_logprob"] -= offset
+    further = no_alternatives(end - first, num_listed - 1)
+    further["token_id"] = 100 * np.arange(first, end)[:, None] + np.arange(1, num_listed)
+    further["logprob"] = -further["token_id"]
+    return TokenScores(scores.rows, further)
+
+
+def num_listed_of(store: PrefixStore, length: int, asked: int) -> list[int]:
+    lease = store.acquire(NAMESPACE, tokens(length), length)
+    listed: list[int] = store.scores(lease, 0, length, asked).num_listed.tolist()
+    store.release(lease)
+    return listed
+
+
+def score_bytes(num_blocks: int, num_listed: int) -> int:
+    return num_blocks * BLOCK_SIZE * (SCORE_BYTES + (num_listed - 1) * ALTERNATIVE_BYTES)
+
+
+def test_alternatives_are_found_as_far_as_they_are_asked() -> None:
+    store = make_store(max_score_blocks=16)
+    written = write(store, tokens(12))
+    assert store.record_scores(written.lease, 2, listing(2, 11, 5)) == 9
+    store.check_invariants()
+    assert store.stats().score_bytes == score_bytes(3, 5)
+    for asked in (1, 2, 5, 20):
+        found = store.scores(written.lease, 1, 12, asked)
+        assert found.num_listed.tolist() == [0] + [min(asked, 5)] * 9 + [0]
+        assert found.num_further == asked - 1
+    part = store.scores(written.lease, 3, 5, 3)
+    assert part.further["token_id"].tolist() == [[301, 302], [401, 402]]
+    finish(store, written)
+    store.check_invariants()
+
+
+def test_more_alternatives_take_the_place_of_fewer_and_never_the_other_way() -> None:
+    store = make_store(max_score_blocks=64)
+    written = write(store, tokens(12))
+    sizes = []
+    for num_listed, taken in ((1, 12), (3, 12), (2, 0), (1, 0), (5, 12)):
+        recorded = listing(0, 12, num_listed, offset=num_listed)
+        assert store.record_scores(written.lease, 0, recorded) == taken
+        store.check_invariants()
+        sizes.append(store.stats().score_bytes)
+    assert sizes == [score_bytes(3, n) for n in (1, 3, 3, 3, 5)]
+    found = store.scores(written.lease, 0, 12, 5)
+    assert found.rows["chosen_logprob"].tolist() == [-5.0 - position for position in range(12)]
+    assert found.further["token_id"][2].tolist() == [201, 202, 203, 204]
+
+
+def test_tokens_of_one_block_may_list_different_numbers() -> None:
+    store = make_store(max_score_blocks=16)
+    written = write(store, tokens(8))
+    store.record_scores(written.lease, 0, falling(0, 7))
+    assert store.record_scores(written.lease, 2, listing(2, 4, 5)) == 2
+    assert store.record_scores(written.lease, 3, listing(3, 6, 3)) == 2
+    store.check_invariants()
+    finish(store, written)
+    assert num_listed_of(store, 8, 20) == [1, 1, 5, 5, 3, 3, 1, 0]
+    assert store.stats().score_bytes == score_bytes(1, 5) + score_bytes(1, 3)
+
+
+@pytest.mark.parametrize("shared", [4, 8, 12])
+def test_a_split_takes_the_alternatives_of_each_half_along(shared: int) -> None:
+    store = make_store(max_score_blocks=64)
+    written = write(store, tokens(16))
+    store.record_scores(written.lease, 0, listing(0, 16, 4))
+    finish(store, written)
+    insert(store, branch(shared, 8))
+    store.check_invariants()
+    assert num_listed_of(store, 16, 20) == [4] * 16
+    assert np.isnan(read(store, shared, own=8)[shared:]).all()
+
+
+def test_alternatives_count_in_the_budget_and_go_with_their_block() -> None:
+    store = make_store(max_score_blocks=10)  # three blocks of 5 and one of 1
+    for first in (0, 1000):
+        written = write(store, tokens(8, first=first))
+        assert store.record_scores(written.lease, 0, listing(0, 8, 5)) == 8
+        finish(store, written)
+        store.check_invariants()
+    assert store.stats().score_bytes == score_bytes(3, 5)
+    assert num_listed_of(store, 8, 20) == [5] * 4 + [0] * 4
+    written = write(store, tokens(4, first=2000))
+    store.record_scores(written.lease, 0, falling(0, 4))
+    assert store.stats().score_bytes == score_bytes(3, 5) + score_bytes(1, 1)
+    store.check_invariants()
+    finish(store, written)
+    before = store.stats()
+    assert store.evict("scores").num_bytes == before.score_bytes
+    assert store.stats().score_bytes == 0
+
+
+def test_alternatives_without_room_leave_what_is_known_and_fill_in_what_is_not() -> None:
+    store = make_store(max_score_blocks=2)
+    written = write(store, tokens(8))
+    store.record_scores(written.lease, 0, falling(0, 6))
+    assert store.record_scores(written.lease, 0, listing(0, 8, 20, offset=5)) == 2
+    store.check_invariants()
+    found = store.scores(written.lease, 0, 8, 20)
+    assert found.num_listed.tolist() == [1] * 8
+    assert found.rows["chosen_logprob"].tolist() == [-0.0, -1, -2, -3, -4, -5, -11, -12]
 
 
 def num_lines_run(call: Callable[[], object]) -> int:

@@ -7,7 +7,7 @@ import pytest
 
 from cluster.scores import ScoreColumns
 from tests.helpers.content_engine import assert_undisturbed, make_harness, make_prompt
-from tests.helpers.content_workers import Score, oracle, score_oracle
+from tests.helpers.content_workers import Score, columns_of, oracle, score_oracle
 from tests.helpers.engines import CLIENT, EngineHarness, Generation
 
 
@@ -169,18 +169,131 @@ def test_nothing_asked_of_a_prompt_is_answered_without_a_step() -> None:
     assert harness.engine._workers.steps == []
 
 
-def test_more_alternatives_than_are_stored_are_computed_for_every_token() -> None:
-    harness = make_harness()
+def assert_listed(generation: Generation, prompt: list[int], num_listed: int) -> None:
+    """Log-probs, ranks and alternatives of the prompt are those of an undisturbed run."""
+    listed, expected = (
+        generation.prompt_scores,
+        columns_of(expected_scores(prompt, 1)[: len(prompt) - 1], num_listed),
+    )
+    assert listed is not None
+    for name in ("chosen_logprobs", "chosen_ranks", "top_lens", "top_ids", "top_logprobs"):
+        assert getattr(listed, name).tolist() == getattr(expected, name).tolist(), name
+
+
+def test_alternatives_are_computed_when_more_are_asked_than_stored_and_never_again() -> None:
+    harness = make_harness(num_kv_blocks=200)
     prompt = make_prompt(33)
-    ask(harness, "cold", prompt, 1)
-    since = len(harness.engine._workers.steps)
-    harness.submit("more", prompt, 0, score_prompt=True, num_prompt_alternatives=3)
+    computed = []
+    for number, num_listed in enumerate((1, 3, 3, 1, 2, 20, 5, 20)):
+        since = len(harness.engine._workers.steps)
+        harness.submit(
+            f"r{number}", prompt, 1, score_prompt=True, num_prompt_alternatives=num_listed
+        )
+        harness.run()
+        assert_listed(harness.generations[f"r{number}"], prompt, num_listed)
+        computed.append(num_computed(harness, since))
+    assert computed == [33, 33, 2, 2, 2, 33, 2, 2]
+    assert harness.generations["r1"].completion.cached_tokens == 0
+    assert harness.generations["r2"].completion.cached_tokens == 31
+
+
+@pytest.mark.parametrize("num_listed", [2, 5, 20])
+@pytest.mark.parametrize("budget", [3, 64])
+def test_alternatives_are_the_same_cold_cached_replayed_and_after_eviction(
+    num_listed: int, budget: int
+) -> None:
+    harness = make_harness(budget=budget)
+    prompt = make_prompt(33)
+    for number, part in enumerate((None, None, "kv", "scores", "all")):
+        if part is not None:
+            harness.engine.evict(part)
+        harness.submit(
+            f"r{number}", prompt, 4, score_prompt=True, num_prompt_alternatives=num_listed
+        )
+        harness.run()
+        assert_listed(harness.generations[f"r{number}"], prompt, num_listed)
+        assert_undisturbed(harness.generations[f"r{number}"], prompt, 4)
+        harness.store.check_invariants()
+
+
+def test_no_step_runs_for_a_prompt_whose_alternatives_are_all_stored() -> None:
+    harness = make_harness()
+    prompt = make_prompt(32)
+    ways = {"score_prompt": True, "num_prompt_alternatives": 5}
+    harness.submit("cold", prompt, 1, **ways)
     harness.run()
-    more = harness.generations["more"]
-    assert num_computed(harness, since) == 32
-    assert prompt_scores(more) == expected_scores(prompt, 1)[:32]
-    assert more.prompt_scores.top_lens.tolist() == [3] * 32
-    assert more.completion.cached_tokens == 0
+    since = len(harness.engine._workers.steps)
+    harness.submit("again", prompt, 0, return_routes=False, **ways)
+    harness.run()
+    assert_listed(harness.generations["again"], prompt, 5)
+    assert len(harness.engine._workers.steps) == since
+
+
+def test_generated_tokens_keep_as_many_alternatives_as_were_asked_of_the_prompt() -> None:
+    harness = make_harness()
+    ways = {"score_prompt": True, "num_prompt_alternatives": 5}
+    prompt = make_prompt(8)
+    harness.submit("first", prompt, 24, **ways)
+    harness.run()
+    follow_up = [*prompt, *harness.generations["first"].token_ids, 5, 6]
+    since = len(harness.engine._workers.steps)
+    harness.submit("second", follow_up, 1, **ways)
+    harness.run()
+    assert_listed(harness.generations["second"], follow_up, 5)
+    assert num_computed(harness, since) == len(follow_up) - 27
+
+
+@pytest.mark.parametrize("num_listed", [1, 2, 20])
+@pytest.mark.parametrize("kept", ["nothing", "kv", "fewer alternatives", "routes"])
+@pytest.mark.parametrize("frame_delay", [0, 3])
+def test_requests_that_come_together_share_one_pass_over_what_they_share(
+    num_listed: int, kept: str, frame_delay: int
+) -> None:
+    harness = make_harness(2, num_kv_blocks=400, budget=32, frame_delay=frame_delay)
+    shots = make_prompt(200)
+    prompts = [[*shots, *make_prompt(6, seed=1 + number)] for number in range(12)]
+    if kept != "nothing":
+        harness.submit("before", shots, 1, score_prompt=kept == "fewer alternatives")
+        harness.run()
+    if kept == "routes":
+        harness.engine.evict("kv")
+    since = len(harness.engine._workers.steps)
+    for number, prompt in enumerate(prompts):
+        harness.submit(
+            f"r{number}", prompt, 0, score_prompt=True, num_prompt_alternatives=num_listed
+        )
+    harness.run()
+    for number, prompt in enumerate(prompts):
+        assert_listed(harness.generations[f"r{number}"], prompt, num_listed)
+    assert num_computed_by_all(harness, since) <= 2 * len(shots) + 12 * 7
+
+
+def num_computed_by_all(harness: EngineHarness, since: int) -> int:
+    steps = harness.engine._workers.steps[since:]
+    return sum(sum((*s.gate_tokens.values(), *s.replayed_tokens.values())) for s in steps)
+
+
+def test_only_who_asks_for_the_same_scores_waits_for_them_and_nobody_for_later_ones() -> None:
+    harness = make_harness(num_kv_blocks=400, budget=16)
+    shots = make_prompt(100)
+    for salt in (None, "s"):
+        harness.submit(f"before {salt}", shots, 1, cache_salt=salt)
+    harness.run()
+    asks = {
+        "first": {},
+        "the same": {},
+        "fewer": {"num_prompt_alternatives": 1},
+        "another salt": {"cache_salt": "s"},
+        "urgent": {"priority": -1},
+        "no scores": {"score_prompt": False},
+    }
+    five = {"score_prompt": True, "num_prompt_alternatives": 5}
+    for name, fields in asks.items():
+        harness.submit(name, [*shots, 1, 2], 9, **(five | fields))
+        harness.step()
+    waiting = {request.request_id for request in harness.scheduler.waiting}
+    assert waiting == {"the same"}
+    harness.run()
 
 
 def test_prompt_scores_are_told_before_the_completion_and_once() -> None:
@@ -244,7 +357,7 @@ def serve_and_compare(rng: random.Random) -> int:
         stem = rng.choice(stems)
         prompt = [*stem[: rng.randrange(1, len(stem) + 1)], *make_prompt(rng.randrange(9), number)]
         scored, max_tokens = rng.random() < 0.6, rng.randrange(12)
-        num_listed = rng.choice([1, 3])
+        num_listed = rng.choice([1, 1, 2, 3, 5])
         harness.submit(
             f"r{number}",
             prompt,
@@ -263,10 +376,7 @@ def serve_and_compare(rng: random.Random) -> int:
     harness.run()
     for name, (prompt, max_tokens, num_listed) in asked.items():
         expected = expected_scores(prompt, max(max_tokens, 1))
-        listed = harness.generations[name].prompt_scores
-        assert listed is not None
-        assert listed.top_lens.tolist() == [num_listed] * (len(prompt) - 1)
-        assert prompt_scores(harness.generations[name]) == expected[: len(prompt) - 1]
+        assert_listed(harness.generations[name], prompt, num_listed)
         if max_tokens:
             assert scores_of(harness.generations[name]) == expected[len(prompt) - 1 :]
     return harness.scheduler.num_preemptions
