@@ -12,8 +12,8 @@ from router_service.protocol import ChatBody
 from router_service.reasoning import ReasoningStart
 from router_service.requested_grammar import (
     GrammarSource,
+    check_schema,
     refuse_company,
-    refuse_compiler_options,
 )
 from router_service.tool_calls.call_format import CallLayout
 from router_service.tool_fields import FunctionDefinition, chosen_function
@@ -61,7 +61,7 @@ def _schema_fields(body: ChatBody) -> dict[str, tuple[str, dict[str, Any]]]:
     for index, tool in enumerate(body.offered_tools):
         name, field = tool.function.name, f"tools[{index}].function.parameters"
         if chosen in (None, name):
-            refuse_compiler_options(field, tool.function.parameters or {})
+            check_schema(field, tool.function.parameters or {})
             found[name] = (field, _schema(tool.function))
     return found
 

@@ -6,8 +6,11 @@ it would fail inside the tokenizer or while an answer is encoded.
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -15,31 +18,44 @@ from cluster.errors import RequestError
 from router_service.openai_errors import safe_text
 
 _MAX_KEYS = 512
-"""Keys of one object. Every object that we know has fewer; more would only cost time."""
+"""Of one object. Every object that we know has fewer; more would only cost time."""
+MAX_BIASES = 1024
+MAX_SCHEMA_KEYS = 4096
+_MAX_KEYS_WITHIN = {
+    "logit_bias": MAX_BIASES,
+    **dict.fromkeys(
+        ("guided_json", "output_config", "response_format", "structured_outputs", "text", "tools"),
+        MAX_SCHEMA_KEYS,
+    ),
+}
+"""Of one object at or below these fields, where clients put names of their own."""
+MAX_DIGITS = 4000
+"""Of an integer; Python itself reads few more."""
 _MAX_VALUES = 2**20
 """Of one body, nested ones too. Parsing holds the interpreter: text of any length takes milliseconds, values take time
 each. As token ids they are more than a context holds."""
 _MAX_DEPTH = 256
 """Of nested values. What Python parses goes deeper, and fails wherever its own stack is a little longer."""
+_Path = tuple[str | int, ...]
+_Placed = tuple[_Path, Any]
 _PIECE_BYTES = 2**20
 _QUOTE, _COMMA, _BRACKET, _BRACE, _END_BRACKET, _END_BRACE = b'",[{]}'
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-def parse_json_object(body: bytes) -> dict[str, Any]:
-    """The object in `body`. Raises RequestError naming what is wrong and, for a string, the path of its field."""
+def parse_json_object(body: bytes, *, max_keys: int = _MAX_KEYS) -> dict[str, Any]:
+    """The object in `body`. Raises RequestError naming what is wrong and the path of its field.
+
+    max_keys: of one object, where nothing else is said of its field.
+    """
     text = _decode(body)
     _check_num_values(body)
     _check_depth(body)
-    try:
-        value = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_object)
-    except RequestError:
-        raise
-    except RecursionError as error:
-        raise RequestError("the body is nested too deeply") from error
-    except ValueError as error:
-        raise RequestError(f"the body is not valid JSON: {error}") from error
+    marks = _Marks()
+    value = _parsed(text, marks)
+    if marks.are_set:
+        _refuse_marked(value, max_keys)
     if not isinstance(value, dict):
         raise RequestError("the body must be a JSON object")
     if _SURROGATE_ESCAPE.search(text):
@@ -121,19 +137,86 @@ def _outside_strings(body: bytes) -> Iterator[np.ndarray]:
         inside = bool(within[-1])
 
 
-def _refuse_constant(name: str) -> NoReturn:
-    raise RequestError(f"{name} is not a JSON number")
+@dataclass(frozen=True)
+class _Unfit:
+    """Stands where something is that cannot be there, until it is known where that is."""
+
+    reason: str
+    keys: tuple[str, ...] = ()
+    """That lead to it, from there on."""
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len(pairs) > _MAX_KEYS:
-        raise RequestError(f"an object has {len(pairs)} keys; the limit is {_MAX_KEYS}")
-    value = dict(pairs)
-    if len(value) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise RequestError(f"key {safe_text(twice)} occurs twice in one object")
-    return value
+class _Marks:
+    """Hooks of one parse. Whether some value has to be looked for: the parser does not say where in the body it is."""
+
+    def __init__(self) -> None:
+        self.are_set = False
+
+    def constant(self, name: str) -> _Unfit:
+        return self._unfit(f"{name} is not a JSON number")
+
+    def integer(self, digits: str) -> int | _Unfit:
+        num_digits = len(digits.removeprefix("-"))
+        if num_digits <= MAX_DIGITS:
+            return int(digits)
+        return self._unfit(f"is an integer of {num_digits} digits; the limit is {MAX_DIGITS}")
+
+    def object(self, pairs: list[tuple[str, Any]]) -> dict[str, Any] | _Unfit:
+        value = dict(pairs)
+        if len(value) < len(pairs):
+            ((twice, _),) = Counter(name for name, _ in pairs).most_common(1)
+            return self._unfit("occurs twice in one object", twice)
+        self.are_set |= len(value) > _MAX_KEYS
+        return value
+
+    def _unfit(self, reason: str, *keys: str) -> _Unfit:
+        self.are_set = True
+        return _Unfit(reason, keys)
+
+
+def _parsed(text: str, marks: _Marks) -> Any:
+    load = partial(json.loads, parse_constant=marks.constant, object_pairs_hook=marks.object)
+    try:
+        try:
+            return load(text)
+        except json.JSONDecodeError:
+            raise
+        except ValueError:  # Python refuses to read so long an integer, and does not say where
+            return load(text, parse_int=marks.integer)
+    except RecursionError as error:
+        raise RequestError("the body is nested too deeply") from error
+    except ValueError as error:
+        raise RequestError(f"the body is not valid JSON: {error}") from error
+
+
+def _refuse_marked(root: Any, max_keys: int) -> None:
+    """Raises RequestError for the first in the order of the body."""
+    open_items: list[Iterator[_Placed]] = [iter([((), root)])]
+    while open_items:
+        if (placed := next(open_items[-1], None)) is None:
+            open_items.pop()
+            continue
+        path, value = placed
+        if isinstance(value, _Unfit):
+            raise _refused((*path, *value.keys), value.reason)
+        if isinstance(value, dict):
+            limit = _MAX_KEYS_WITHIN.get(str(path[0]), max_keys) if path else max_keys
+            if len(value) > limit:
+                raise _refused(path, f"has {len(value)} keys; the limit is {limit}")
+        open_items.append(_items(path, value))
+
+
+def _items(path: _Path, value: Any) -> Iterator[_Placed]:
+    if isinstance(value, dict):
+        return (((*path, name), item) for name, item in value.items())
+    if isinstance(value, list):
+        return (((*path, index), item) for index, item in enumerate(value))
+    return iter(())
+
+
+def _refused(path: tuple[str | int, ...], reason: str) -> RequestError:
+    field = field_path(path)
+    return RequestError(f"{field or 'the body'}: {reason}", field=field or None)
 
 
 def _refuse_lone_surrogates(root: dict[str, Any]) -> None:

@@ -7,8 +7,9 @@ from typing import Any
 from cluster.errors import RequestError
 from cluster.grammar import GrammarKind
 from router_service.grammar_fields import MAX_GRAMMAR_CHARACTERS, GrammarFields
-from router_service.openai_errors import safe_text
+from router_service.json_body import MAX_SCHEMA_KEYS, parse_json_object
 from router_service.protocol import GenerationFields
+from router_service.schema_numbers import check_numbers
 
 _ANY_OBJECT = {"type": "object"}
 _OPTIONS_OF_THE_COMPILER = "x-guidance"
@@ -95,27 +96,25 @@ def _of_values(
 def _of_schema(field: str, schema: dict[str, Any] | str) -> GrammarSource:
     if isinstance(schema, str):
         schema = _parsed(field, schema)
-    refuse_compiler_options(field, schema)
+    check_schema(field, schema)
     return _source(field, "json", schema)
 
 
-def refuse_compiler_options(field: str, schema: dict[str, Any]) -> None:
-    """Raises RequestError for those that a schema would set."""
+def check_schema(field: str, schema: dict[str, Any]) -> None:
+    """Raises RequestError for options of the compiler that it would set, and for numbers that would be changed."""
     if _OPTIONS_OF_THE_COMPILER in schema:
         raise RequestError(f"{field}: {_OPTIONS_OF_THE_COMPILER} is not supported", field=field)
+    check_numbers(field, schema)
 
 
 def _parsed(field: str, text: str) -> dict[str, Any]:
+    if len(text) > MAX_GRAMMAR_CHARACTERS:
+        raise _too_long(field, len(text))
     try:
-        schema = json.loads(text) if len(text) <= MAX_GRAMMAR_CHARACTERS else None
-    except (ValueError, RecursionError) as error:
-        raise RequestError(f"{field}: is not JSON: {safe_text(str(error))}", field=field) from error
-    if schema is None or not isinstance(schema, dict):
-        raise RequestError(
-            f"{field}: must be a JSON object of up to {MAX_GRAMMAR_CHARACTERS} characters",
-            field=field,
-        )
-    return schema
+        return parse_json_object(text.encode(), max_keys=MAX_SCHEMA_KEYS)
+    except RequestError as error:
+        message = str(error).replace("the body", "the text")
+        raise RequestError(f"{field}: is no JSON schema: {message}", field=field) from error
 
 
 def _source(field: str, kind: GrammarKind, value: dict[str, Any] | list[str]) -> GrammarSource:
@@ -125,8 +124,12 @@ def _source(field: str, kind: GrammarKind, value: dict[str, Any] | list[str]) ->
     except (RecursionError, UnicodeEncodeError) as error:
         raise RequestError(f"{field}: cannot be encoded: {error}", field=field) from error
     if len(text) > MAX_GRAMMAR_CHARACTERS:
-        raise RequestError(
-            f"{field}: has {len(text)} characters; the limit is {MAX_GRAMMAR_CHARACTERS}",
-            field=field,
-        )
+        raise _too_long(field, len(text))
     return GrammarSource(field, kind, text)
+
+
+def _too_long(field: str, num_characters: int) -> RequestError:
+    return RequestError(
+        f"{field}: has {num_characters} characters; the limit is {MAX_GRAMMAR_CHARACTERS}",
+        field=field,
+    )

@@ -100,7 +100,7 @@ def test_a_bad_word_is_barred_as_it_starts_and_as_it_follows_a_space(rules_of: A
         ({"logit_bias": {"²": 1}}, None, ["token id"]),
         ({"logit_bias": {str(VOCAB_SIZE): 1}}, f"logit_bias.'{VOCAB_SIZE}'", ["token id"]),
         ({"logit_bias": {"9" * 5000: 1}}, None, ["token id"]),
-        ({"logit_bias": {str(i): 1 for i in range(513)}}, None, ["512"]),
+        ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias", ["1024", "1025"]),
         ({"allowed_token_ids": []}, "allowed_token_ids", ["1"]),
         ({"allowed_token_ids": [1, VOCAB_SIZE]}, "allowed_token_ids[1]", [str(VOCAB_SIZE)]),
         ({"allowed_token_ids": [1.0]}, "allowed_token_ids[0]", ["integer"]),

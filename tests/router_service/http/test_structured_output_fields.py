@@ -29,6 +29,12 @@ from tests.router_service.http.helpers import (
 
 ENDPOINTS = [(COMPLETIONS, completion_body), (CHAT, chat_body)]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+WIDE = {"type": "object", "properties": {f"p{n}": {"type": "null"} for n in range(600)}}
+WIDE["required"] = list(WIDE["properties"])
+LARGEST_NUMBERS = {
+    "properties": {"maximum": {"type": "integer", "maximum": 2**53, "default": 10**30}},
+    "minItems": 2**31 - 1,
+}
 BOMB = {"type": "string", "allOf": [{"pattern": f"(a|b)*a(a|b){{{n}}}"} for n in range(30)]}
 """An intersection of automata that would take hours to compile."""
 
@@ -64,6 +70,8 @@ def served() -> Iterator[tuple[httpx.Client, ScriptedEngine]]:
         ({"guided_choice": ["x", "y"]}, "choice", ["x", "y"]),
         ({"guided_grammar": 'root ::= "a"'}, "grammar", 'root ::= "a"'),
         ({"guided_json": {}}, "json", {}),
+        ({"guided_json": WIDE}, "json", WIDE),
+        ({"guided_json": LARGEST_NUMBERS}, "json", LARGEST_NUMBERS),
     ],
     ids=lambda value: str(value)[:50],
 )
@@ -162,7 +170,27 @@ def test_without_one_no_grammar_reaches_the_engine(
         ({"structured_outputs": {"json": 5}}, "structured_outputs.json", ["schema"]),
         ({"structured_outputs": {"json": "{"}}, "structured_outputs.json", ["JSON"]),
         ({"structured_outputs": {"json": "[]"}}, "structured_outputs.json", ["object"]),
-        ({"structured_outputs": {"json": '{"a": NaN}'}}, "structured_outputs.json", []),
+        ({"structured_outputs": {"json": '{"a": NaN}'}}, "structured_outputs.json", ["a: NaN"]),
+        (
+            {"structured_outputs": {"json": f'{{"maximum": {"1" * 5000}}}'}},
+            "structured_outputs.json",
+            ["maximum", "5000 digits"],
+        ),
+        (
+            {"response_format": as_format({"items": [{"minimum": -(10**30)}]})},
+            "response_format.json_schema.schema.items[0].minimum",
+            [str(2**53)],
+        ),
+        ({"guided_json": {"multipleOf": 2**53 + 1}}, "guided_json.multipleOf", [str(2**53)]),
+        ({"guided_json": {"enum": [1, {"a": 10**20}]}}, "guided_json.enum[1].a", [str(2**53)]),
+        ({"guided_json": {"maxLength": 2**31}}, "guided_json.maxLength", ["2147483647"]),
+        (
+            {"guided_json": '{"properties": {"minimum": {"maximum": 1e400}}}'},
+            "guided_json.properties.minimum.maximum",
+            ["inf"],
+        ),
+        ({"guided_json": '{"const": -1e400}'}, "guided_json.const", ["float64"]),
+        ({"guided_json": {f"p{n}": {} for n in range(4097)}}, "guided_json", ["4096", "4097"]),
         ({"structured_outputs": {"json": '{"a": "\\ud800"}'}}, "structured_outputs.json", []),
         ({"structured_outputs": {"regex": "(["}}, "structured_outputs.regex", ["regex"]),
         ({"structured_outputs": {"regex": ""}}, "structured_outputs.regex", ["1"]),
