@@ -337,7 +337,14 @@ def _cluster(parsed: argparse.Namespace) -> int:
     _check_serve_flags(parsed.serve_flags)
     from deploy.cluster_up import up
 
-    return up(file, parsed.serve_flags)
+    try:
+        return up(file, parsed.serve_flags)
+    except KeyboardInterrupt:
+        print(
+            f"pointsman: interrupted; what was started goes on, pointsman down {file.path} ends it",
+            file=sys.stderr,
+        )
+        return INTERRUPTED
 
 
 def _check_serve_flags(flags: list[str]) -> None:

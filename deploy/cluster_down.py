@@ -12,7 +12,7 @@ from cluster.errors import CellError
 from deploy import remote
 from deploy.cluster_file import ClusterFile
 from deploy.ray_environment import LAUNCHER_ENVIRONMENT
-from deploy.remote_scripts import LEFT_RUNNING, stop_host, stop_serving
+from deploy.remote_scripts import LEFT_RUNNING, NOT_DRAINED, stop_host, stop_serving
 
 HOST_SECONDS = 120.0
 RAY_DOWN_SECONDS = 900.0
@@ -59,8 +59,9 @@ def _stop_serving(file: ClusterFile, seconds: float) -> None:
     """A head that is not reached is told later, as a host."""
     script = stop_serving(file.name, seconds)
     answer = remote.run(remote.on_head(file, script), seconds + HOST_SECONDS)
-    if answer.code == 0 and answer.output.strip():
-        print(answer.output.strip(), file=sys.stderr, flush=True)
+    for line in answer.output.splitlines():
+        if line.startswith(NOT_DRAINED):
+            print(line, file=sys.stderr, flush=True)
 
 
 def _stop_own_machines(file: ClusterFile) -> None:

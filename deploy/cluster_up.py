@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Sequence
 
 from cluster.errors import CellError, ConfigError, DeadlineError
@@ -12,10 +13,10 @@ from deploy import remote
 from deploy.cluster_file import ClusterFile
 from deploy.ray_environment import LAUNCHER_ENVIRONMENT
 from deploy.remote_scripts import (
-    SERVES_ALREADY,
     follow_log,
     log_of,
     refuse_if_serving,
+    serving_process,
     start_serving,
 )
 
@@ -93,10 +94,10 @@ def _make_token(file: ClusterFile) -> None:
 
 def _refuse_if_serving(file: ClusterFile) -> None:
     """`ray up` would take Ray from under it."""
-    answer = remote.run(remote.on_head(file, refuse_if_serving(file.name)), SHORT_SECONDS)
-    if answer.code == SERVES_ALREADY:
+    answer = _ask_if_serving(file)
+    if (process := serving_process(answer.output)) is not None:
         raise CellError(
-            f"cluster {file.name} serves already (process {answer.output.strip()} on {file.hosts[0]}): "
+            f"cluster {file.name} serves already (process {process} on {file.hosts[0]}): "
             f"pointsman down {file.path} first"
         )
     if answer.code != 0:
@@ -126,9 +127,22 @@ def _start(file: ClusterFile, serve_arguments: Sequence[str]) -> None:
 
 
 def _follow(file: ClusterFile) -> tuple[str, ...]:
-    try:
-        return result_in(
-            remote.lines_of(remote.on_head(file, follow_log(file.name)), READY_SECONDS)
+    """A connection that breaks is made again; what serves does not notice."""
+    deadline = time.monotonic() + READY_SECONDS
+    while True:
+        lines = remote.lines_of(
+            remote.on_head(file, follow_log(file.name)), deadline - time.monotonic()
         )
-    except DeadlineError as error:
-        raise DeadlineError(f"not ready {error}: see {log_of(file.name)} on the head") from error
+        try:
+            return result_in(lines)
+        except DeadlineError as error:
+            raise DeadlineError(
+                f"not ready in time: see {log_of(file.name)} on the head"
+            ) from error
+        except CellError:
+            if serving_process(_ask_if_serving(file).output) is None:
+                raise
+
+
+def _ask_if_serving(file: ClusterFile) -> remote.Answer:
+    return remote.run(remote.on_head(file, refuse_if_serving(file.name)), SHORT_SECONDS)

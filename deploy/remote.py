@@ -1,7 +1,10 @@
 """Commands on the hosts of a cluster: by ssh on machines of one's own, by `ray exec` where a cloud knows the way."""
 
+import contextlib
+import os
 import queue
 import shlex
+import signal
 import subprocess
 import sys
 import threading
@@ -28,7 +31,8 @@ _SSH_OPTIONS = (
 
 @dataclass(frozen=True)
 class Answer:
-    """code: None when it did not end in time"""
+    """code: None when it did not end in time. `ray exec` makes one number of all failures and shows the script itself
+    in the output, so that what scripts have to tell stands at the beginning of a line"""
 
     code: int | None
     output: str
@@ -69,13 +73,16 @@ def run(
     command: Sequence[str], seconds: float, environment: dict[str, str] | None = None
 ) -> Answer:
     """Its end is waited for so long; then it is killed here, whatever it does over there."""
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=seconds, env=environment
-        )
-    except subprocess.TimeoutExpired as error:
-        return Answer(None, _text(error.stdout), "")
-    return Answer(done.returncode, done.stdout, done.stderr)
+    with _started(command, subprocess.PIPE, environment) as process:
+        try:
+            output, errors = process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            _kill(process)
+            return Answer(None, process.communicate()[0], "")
+        except BaseException:  # an interrupt
+            _kill(process)
+            raise
+    return Answer(process.returncode, output, errors)
 
 
 def lines_of(command: Sequence[str], seconds: float) -> Iterator[str]:
@@ -85,18 +92,38 @@ def lines_of(command: Sequence[str], seconds: float) -> Iterator[str]:
     """
     deadline = time.monotonic() + seconds
     said: queue.Queue[str | None] = queue.Queue(maxsize=10_000)
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, errors="replace"
-    ) as process:
+    with _started(command, subprocess.DEVNULL, None) as process:
         listening = threading.Thread(target=_listen, args=(process, said), daemon=True)
         listening.start()
         try:
             while (line := _next(said, deadline, seconds)) is not None:
                 yield line
         finally:
-            process.kill()
+            _kill(process)
             while listening.is_alive():  # it may wait for room in the queue
                 _drop(said)
+
+
+def _started(
+    command: Sequence[str], errors: int, environment: dict[str, str] | None
+) -> "subprocess.Popen[str]":
+    """In a session of its own: `ray exec` starts an ssh, which would outlive it and keep the pipe open."""
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=errors,
+        text=True,
+        errors="replace",
+        env=environment,
+        start_new_session=True,
+    )
+
+
+def _kill(process: "subprocess.Popen[str]") -> None:
+    """With all that it has started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _listen(process: "subprocess.Popen[str]", said: "queue.Queue[str | None]") -> None:
@@ -114,16 +141,10 @@ def _next(said: "queue.Queue[str | None]", deadline: float, seconds: float) -> s
 
 
 def _drop(said: "queue.Queue[str | None]") -> None:
-    try:
+    with contextlib.suppress(queue.Empty):
         said.get(timeout=0.05)
-    except queue.Empty:
-        return
 
 
 def _login(script: str) -> str:
     """As `ray up` runs its commands: with the PATH that the user has there."""
     return f"bash --login -c {shlex.quote(script)}"
-
-
-def _text(output: bytes | str | None) -> str:
-    return output.decode(errors="replace") if isinstance(output, bytes) else output or ""

@@ -1,11 +1,15 @@
 """What `pointsman up` and `down` run on hosts, as text for bash. Pure."""
 
+import re
 import shlex
 from collections.abc import Sequence
 
 SERVES_ALREADY = 3
 LEFT_RUNNING = 4
 """Exit codes of these scripts."""
+NOT_DRAINED = "what served did not end"
+_SERVES = "serves already, process "
+_SERVES_LINE = re.compile(rf"^{_SERVES}(\d+)\s*$", re.MULTILINE)
 LOOKS_PER_SECOND = 5
 RAY_GRACE_SECONDS = 5
 _OF_RAY = "[r]aylet|[g]cs_server|[r]ay::|[r]ay/autoscaler/|[r]ay/dashboard/|[r]ay/_private/"
@@ -23,8 +27,16 @@ def log_of(cluster: str) -> str:
 
 
 def refuse_if_serving(cluster: str) -> str:
-    """SERVES_ALREADY, and the process id on standard output, if it does."""
-    return f"{_pid_of_serve(cluster)}if serves; then echo $pid; exit {SERVES_ALREADY}; fi\n"
+    """SERVES_ALREADY, and a line for `serving_process`, if it does."""
+    return (
+        f"{_pid_of_serve(cluster)}if serves; then echo '{_SERVES}'$pid; exit {SERVES_ALREADY}; fi\n"
+    )
+
+
+def serving_process(output: str) -> int | None:
+    """What `refuse_if_serving` has found."""
+    match = _SERVES_LINE.search(output)
+    return None if match is None else int(match[1])
 
 
 def start_serving(cluster: str, programs: str, arguments: Sequence[str]) -> str:
@@ -52,7 +64,7 @@ def stop_serving(cluster: str, seconds: float) -> str:
         + f"for _ in $(seq {int(seconds * LOOKS_PER_SECOND)}); do serves || break; "
         + f"sleep {1 / LOOKS_PER_SECOND}; done\n"
         + "if serves; then kill -KILL $pid; "
-        + f"echo 'what served did not end within {seconds:g} s and was killed'; fi\n"
+        + f"echo '{NOT_DRAINED} within {seconds:g} s and was killed'; fi\n"
         + f"rm -f {folder_of(cluster)}/serve.pid\n"
     )
 

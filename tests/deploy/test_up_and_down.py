@@ -19,6 +19,7 @@ from deploy.remote_scripts import (
     SERVES_ALREADY,
     follow_log,
     refuse_if_serving,
+    serving_process,
     start_serving,
     stop_serving,
 )
@@ -74,9 +75,10 @@ def test_what_serves_is_detached_followed_refused_a_second_time_and_drained(tmp_
     start = start_serving("trial", home.programs, ["--ep-size", "2"])
     assert home.bash(start).code == 0
     assert home.first_line() == f"{READY} serve --ep-size 2"
-    pid = (tmp_path / ".pointsman" / "trial" / "serve.pid").read_text()
+    pid = int((tmp_path / ".pointsman" / "trial" / "serve.pid").read_text())
     again = home.bash(start)
-    assert (again.code, again.output) == (SERVES_ALREADY, pid)
+    assert (again.code, serving_process(again.output)) == (SERVES_ALREADY, pid)
+    assert serving_process(start) is None  # ray exec shows the script itself
     stopped = home.bash(stop_serving("trial", 20.0))
     assert (stopped.code, stopped.output) == (0, "")
     assert home.log().endswith("drained\n")
@@ -122,6 +124,15 @@ def test_a_serve_that_ends_is_told_with_its_last_reason() -> None:
 def test_lines_that_do_not_come_in_time_are_not_waited_for() -> None:
     with pytest.raises(DeadlineError):
         list(lines_of([sys.executable, "-c", "import time; time.sleep(60)"], 0.2))
+
+
+def test_what_a_command_has_started_ends_with_it(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    script = f"sleep 600 & echo $! > {pid_file}; echo here; wait"
+    assert next(iter(lines_of(["bash", "-c", script], 20.0))) == "here"
+    assert not Path(f"/proc/{pid_file.read_text().strip()}/exe").exists()
+    assert run(["bash", "-c", script], 0.5) == Answer(None, "here\n", "")
+    assert not Path(f"/proc/{pid_file.read_text().strip()}/exe").exists()
 
 
 def test_serve_is_told_to_wait_for_the_hosts_of_the_file() -> None:

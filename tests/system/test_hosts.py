@@ -2,6 +2,8 @@
 
 import signal
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -63,6 +65,24 @@ def test_a_host_that_is_cut_off_or_killed_is_not_reached_until_it_is_back() -> N
         assert answers(fleet, 1)
         assert (other.home / "kept").exists()
         assert "lost" not in other.run("ls /tmp")
+
+
+ABANDON = """
+import os, signal
+from tests.helpers.hosts.fleet import fleet_of
+with fleet_of(1) as fleet:
+    print(fleet.hosts[0].network, fleet.directory, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_test_has_left_is_removed_by_the_next_one() -> None:
+    killed = subprocess.run([sys.executable, "-c", ABANDON], capture_output=True, text=True)
+    network, directory = killed.stdout.split()
+    assert [name for name in _links() if name.startswith(network)]
+    with fleet_of(1):
+        assert not [name for name in _links() if name.startswith(network)]
+        assert not Path(directory).exists()
 
 
 def test_two_fleets_at_once_do_not_collide() -> None:

@@ -31,6 +31,7 @@ def test_sixteen_ranks_on_four_hosts_answer_and_nothing_is_left() -> None:
         up = pointsman(
             desk, "up", file, *("--ep-size", "16", "--host", head.address),
             *("--num-kv-blocks", "64", "--max-model-len", "1024", "--deterministic"),
+            *("--set", "cluster.hosts_timeout_seconds=600"),
             *("--set", "cell.start_timeout_seconds=900", "--set", "scheduler.plan_wait_seconds=60"),
         )  # fmt: skip
         assert up.code == 0, str(up)

@@ -33,7 +33,17 @@ def test_hosts_that_differ_cells_that_compete_and_a_host_that_is_away() -> None:
         for host in hosts:  # under one path, which each host has for itself
             host.run(f"cp -r {DEMO_MODEL} /tmp/model")
         other.run("echo ' ' >> /tmp/model/config.json")
-        up = pointsman(desk, "up", file, "--ep-size", "2", "--model", "/tmp/model", *ANY_PORTS)
+        up = pointsman(
+            desk,
+            "up",
+            file,
+            "--ep-size",
+            "2",
+            "--model",
+            "/tmp/model",
+            *ANY_PORTS,
+            *("--set", "cluster.hosts_timeout_seconds=600"),
+        )
         assert up.code == 1, str(up)
         assert f"host {other.address}: the model directory holds other content" in up.failures[-1]
 

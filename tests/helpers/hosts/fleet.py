@@ -3,6 +3,7 @@
 Needs root, iproute2, util-linux and an sshd. Leaves nothing behind.
 """
 
+import os
 import shutil
 import subprocess
 import sys
@@ -12,9 +13,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from tests.helpers.hosts.host import Host
 from tests.helpers.hosts.links import network
 
+_PARENT = Path("/var/tmp")  # not /tmp, which each host has for itself
 REPOSITORY = Path(__file__).parents[3]
 _SSHD_CONFIG = """\
 HostKey {directory}/host_key
@@ -41,7 +45,8 @@ class Fleet:
 @contextmanager
 def fleet_of(num_hosts: int) -> Iterator[Fleet]:
     """Booted hosts h0, h1, …"""
-    directory = Path(tempfile.mkdtemp(prefix="hosts-", dir="/var/tmp"))
+    _remove_abandoned()
+    directory = Path(tempfile.mkdtemp(prefix=f"hosts-{os.getpid()}-", dir=_PARENT))
     try:
         with network(num_hosts) as ports:
             key = _write_keys(directory)
@@ -59,6 +64,14 @@ def fleet_of(num_hosts: int) -> Iterator[Fleet]:
                     host.kill()
     finally:
         shutil.rmtree(directory)
+
+
+def _remove_abandoned() -> None:
+    """Of test processes that were killed."""
+    for directory in _PARENT.glob("hosts-*-*"):
+        owner = directory.name.split("-")[1]
+        if owner.isdecimal() and not psutil.pid_exists(int(owner)):
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 def _write_keys(directory: Path) -> Path:

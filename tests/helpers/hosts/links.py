@@ -1,10 +1,14 @@
 """A bridge on this machine and network namespaces on its ports, by iproute2. Names are unique per network."""
 
+import json
+import os
 import secrets
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+
+import psutil
 
 ATTEMPTS = 20
 """To find a name and a subnet that nobody has."""
@@ -30,7 +34,9 @@ class Port:
 
 @contextmanager
 def network(num_ports: int) -> Iterator[list[Port]]:
-    """A bridge, which has address .1, and namespaces from .10 on. Removed at the end, whatever happened."""
+    """A bridge, which has address .1, and namespaces from .10 on. Removed at the end, whatever happened; what a test
+    process has left that was killed is removed by the next one."""
+    _remove_abandoned()
     tag, subnet = _new_bridge()
     bridge = f"pm-{tag}"
     ports = [
@@ -42,10 +48,25 @@ def network(num_ports: int) -> Iterator[list[Port]]:
             _add(port, bridge)
         yield ports
     finally:
-        for port in ports:
-            subprocess.run(["ip", "netns", "del", port.namespace], capture_output=True)
-            subprocess.run(["ip", "link", "del", port.link], capture_output=True)
-        _ip("link", "del", bridge)
+        _remove(bridge)
+
+
+def _remove_abandoned() -> None:
+    """A bridge tells its owner as its alias."""
+    for bridge in json.loads(_ip("-json", "link", "show", "type", "bridge")):
+        name, owner = bridge["ifname"], bridge.get("ifalias", "")
+        if name.startswith("pm-") and owner.isdecimal() and not psutil.pid_exists(int(owner)):
+            _remove(name)
+
+
+def _remove(bridge: str) -> None:
+    """With all that hangs on it, as far as it is there: two may remove the same abandoned one. A link is taken from
+    its bridge at once, a namespace alone would take it along in a moment."""
+    namespaces = [line.split()[0] for line in _ip("netns", "list").splitlines()]
+    ours = [name for name in namespaces if name.startswith(f"{bridge}-")]
+    commands = [("link", "del", name) for name in ours] + [("netns", "del", name) for name in ours]
+    for command in [*commands, ("link", "del", bridge)]:
+        subprocess.run(["ip", *command], capture_output=True)
 
 
 def _new_bridge() -> tuple[str, str]:
@@ -60,6 +81,7 @@ def _new_bridge() -> tuple[str, str]:
             ["ip", "link", "add", f"pm-{tag}", "type", "bridge"], capture_output=True, text=True
         )
         if made.returncode == 0:
+            _ip("link", "set", f"pm-{tag}", "alias", str(os.getpid()))
             _ip("addr", "add", f"{subnet}.1/24", "dev", f"pm-{tag}")
             _ip("link", "set", f"pm-{tag}", "up")
             return tag, subnet
