@@ -39,7 +39,7 @@ class InFlight:
     def _add_scored(self, request: Request) -> None:
         log, keys = request.score_log, request.prompt_block_keys
         block = log.num_stored // self._block_size
-        if log.scores_prompt and not log.is_complete and block < len(keys):
+        if log.scores_prompt and block < len(keys) and not log.is_complete:
             _put(self._scored.setdefault((log.num_listed, block), {}), keys[block], request)
 
     def scoring(self, request: Request) -> Request | None:
