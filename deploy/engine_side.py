@@ -1,5 +1,7 @@
 """From a cell's plan to what its engine is given: store and its state, plan compiler, shapes of the model."""
 
+from importlib.metadata import version
+
 from cluster.namespace import namespace_of
 from cluster.placement import ExpertPlacement
 from deploy.cell_plan import CellPlan
@@ -22,13 +24,21 @@ def open_store(plan: CellPlan, model_fingerprint: str) -> PrefixStore:
         plan,
         Journal(
             StateDirectory(plan.state.directory),
-            Header.of(model_fingerprint, plan.block_size, shape),
+            Header.of(model_fingerprint, _numerics(plan), plan.block_size, shape),
             BlockSizes.of(plan.block_size, shape),
             WriterLimits(plan.state.max_bytes, plan.state.fsync_seconds),
         ),
     )
     store.load()
     return store
+
+
+def _numerics(plan: CellPlan) -> str:
+    """A deterministic cell replays what it would have computed itself, byte for byte: so it takes routes from its like
+    alone. Others take any routes of their weights."""
+    if not plan.deterministic:
+        return "fast"
+    return f"deterministic, {plan.ep_size} ranks, torch {version('torch')}"
 
 
 def make_store(plan: CellPlan, journal: StoreJournal | None = None) -> PrefixStore:

@@ -10,6 +10,7 @@ from cluster.prefix_match import Publication
 from cluster.routes import ExpertRoutes, RouteShape
 from cluster.scores import SCORE_BYTES, TokenScores
 from cluster.types import BlockId, Namespace, Rank
+from prefix_store.journal.store_journal import StoreJournal
 from prefix_store.store import PrefixStore
 
 Int32Array = npt.NDArray[np.int32]
@@ -39,7 +40,13 @@ class FilledStore:
     beginning of an earlier one of its family, on whose rank it runs. All tokens have scores.
     """
 
-    def __init__(self, num_blocks: int, ep_size: int, filler_blocks: int = LONG_EDGES) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        ep_size: int,
+        filler_blocks: int = LONG_EDGES,
+        journal: StoreJournal | None = None,
+    ) -> None:
         """num_blocks: of routes in the whole store; the KV pools of all ranks together are as large.
         filler_blocks: of each of the other prompts."""
         self._rng = np.random.default_rng(_SEED)
@@ -58,6 +65,7 @@ class FilledStore:
             route_budget_bytes=self._num_route_bytes,
             score_budget_bytes=num_blocks * BLOCK_SIZE * SCORE_BYTES,
             kv_bytes_per_block=0,
+            journal=journal,
         )
         self._fill()
 

@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from cluster.types import Namespace
 from prefix_store.journal.block_names import block_names
 from prefix_store.journal.records import BlockSizes, Header, RoutesRecord, ScoresRecord
 
 
-@dataclass(frozen=True, slots=True)
-class RouteRun:
+class RouteRun(NamedTuple):
     """Routes of the blocks of a sequence from `first_block` on, one bytes object per block and column."""
 
     namespace: Namespace
@@ -46,8 +46,7 @@ class RouteRun:
             parent = of_part[-1]
 
 
-@dataclass(frozen=True, slots=True)
-class ScoreRun:
+class ScoreRun(NamedTuple):
     """Scores of some blocks of a sequence, ascending."""
 
     namespace: Namespace

@@ -4,9 +4,11 @@ Files form generations. A snapshot begins a generation: from then on what is pub
 the tree is walked through beside the engine's work. The files before it count until the snapshot is complete.
 """
 
+import gc
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from cluster.errors import ConfigError
@@ -89,9 +91,10 @@ class Journal:
     def load(self, into: RestoredTree, *, max_route_blocks: int, max_score_blocks: int) -> int:
         started = self._clock()
         try:
-            kept = find_kept(self._directory, self._header, self._sizes)
-            kept.keep_newest(max_route_blocks, max_score_blocks)
-            into.fill(kept)
+            with _no_collections():
+                kept = find_kept(self._directory, self._header, self._sizes)
+                kept.keep_newest(max_route_blocks, max_score_blocks)
+                into.fill(kept)
         except OSError as error:
             raise ConfigError(
                 f"--state-dir {self._directory.path}: {error.strerror or error}"
@@ -283,3 +286,15 @@ class Journal:
         if self._writer.is_busy or self._is_writing_snapshot or self._unsettled:
             return POLL_SECONDS
         return max(0.0, self._not_before - now) if self._is_owed else None
+
+
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """Little of what a load makes is garbage, and each full collection would look at all of it."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

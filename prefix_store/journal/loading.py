@@ -76,13 +76,14 @@ class KeptBlocks:
 
     def route_runs(self) -> Iterator[LoadedRun]:
         """Parents before children. Raises OSError."""
+        max_payload = self._sizes.max_payload
         with _OpenFiles(self.files) as files:
             for run in self.index.runs:
                 end = run.first
                 while end < run.first + run.num_blocks and self._kept[end]:
                     end += 1
                 if end > run.first:
-                    record = read_record(files[run.place.file], run.place.start, self._sizes)
+                    record = read_record(files[run.place.file], run.place.start, max_payload)
                     assert isinstance(record, RoutesRecord)
                     yield self._loaded(record, run, end)
 
@@ -92,10 +93,10 @@ class KeptBlocks:
         for block in self._scored:
             place, number, _ = self.index.scores[block]
             by_record.setdefault(place, []).append((block, number))
-        size = self._sizes.scores
+        size, max_payload = self._sizes.scores, self._sizes.max_payload
         with _OpenFiles(self.files) as files:
             for place, blocks in by_record.items():
-                record = read_record(files[place.file], place.start, self._sizes)
+                record = read_record(files[place.file], place.start, max_payload)
                 assert isinstance(record, ScoresRecord)
                 for block, number in blocks:
                     yield block, record.rows[number * size : (number + 1) * size]

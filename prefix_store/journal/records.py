@@ -34,6 +34,8 @@ class Header(msgspec.Struct, frozen=True, array_like=True):
     """What must be the same for the records of a file to be of any use."""
 
     model_fingerprint: str
+    numerics: str
+    """What else decides which of two experts that are nearly equal is chosen, where that is promised to be the same."""
     block_size: int
     num_moe_layers: int
     num_experts_per_tok: int
@@ -45,9 +47,10 @@ class Header(msgspec.Struct, frozen=True, array_like=True):
     """Per token."""
 
     @staticmethod
-    def of(model_fingerprint: str, block_size: int, shape: RouteShape) -> "Header":
+    def of(model_fingerprint: str, numerics: str, block_size: int, shape: RouteShape) -> "Header":
         return Header(
             model_fingerprint,
+            numerics,
             block_size,
             shape.num_moe_layers,
             shape.num_experts_per_tok,
@@ -203,11 +206,12 @@ class RecordReader:
     def __init__(self, stream: BinaryIO, sizes: BlockSizes) -> None:
         self._stream = stream
         self._sizes = sizes
+        self._max_payload = sizes.max_payload
         self.end = stream.tell()
 
     def __iter__(self) -> Iterator[tuple[int, Record]]:
         """Each with the place where its frame begins."""
-        while (payload := _read_payload(self._stream, self._sizes.max_payload)) is not None:
+        while (payload := _read_payload(self._stream, self._max_payload)) is not None:
             record = _decode(payload)
             if record is None or not self._sizes.fit(record):
                 return
@@ -215,10 +219,10 @@ class RecordReader:
             yield start, record
 
 
-def read_record(stream: BinaryIO, start: int, sizes: BlockSizes) -> Record:
+def read_record(stream: BinaryIO, start: int, max_payload: int) -> Record:
     """One that has been read before, by its place. Raises OSError if it is not there any more."""
     stream.seek(start)
-    payload = _read_payload(stream, sizes.max_payload)
+    payload = _read_payload(stream, max_payload)
     record = None if payload is None else _decode(payload)
     if record is None:
         raise OSError(f"the record at byte {start} has changed since it was read")

@@ -1,8 +1,5 @@
 """Kept blocks into an empty tree: routes and scores, without KV and without leases."""
 
-import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 from prefix_store.evictor import Evictor
@@ -27,12 +24,11 @@ class TreeRestorer:
 
     def run(self) -> None:
         """All of it. Raises OSError."""
-        with _without_collections():
-            for run in self._kept.route_runs():
-                self._put(run)
-            for block, row in self._kept.score_rows():
-                node = self._node_of(block)
-                node.payload.restore_scores(self._ends[block] - 1 - node.first_block, row)
+        for run in self._kept.route_runs():
+            self._put(run)
+        for block, row in self._kept.score_rows():
+            node = self._node_of(block)
+            node.payload.restore_scores(self._ends[block] - 1 - node.first_block, row)
 
     def _put(self, run: LoadedRun) -> None:
         above = self._above(run)
@@ -65,18 +61,6 @@ class TreeRestorer:
             assert node.parent is not None
             node = node.parent
         return node
-
-
-@contextmanager
-def _without_collections() -> Iterator[None]:
-    """Nothing that is made here is garbage, and each full collection would look at all of it."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 @dataclass(frozen=True)

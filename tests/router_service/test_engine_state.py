@@ -39,7 +39,7 @@ class ReadOnlyDirectory(StateDirectory):
 
 
 def header(fingerprint: str = "digests") -> Header:
-    return Header.of(fingerprint, BLOCK_SIZE, SHAPE)
+    return Header.of(fingerprint, "fast", BLOCK_SIZE, SHAPE)
 
 
 def keeping_cell(directory: StateDirectory, *, max_bytes: int = 2**24) -> ContentCell:

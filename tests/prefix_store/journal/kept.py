@@ -41,8 +41,10 @@ def limits(**changes: float) -> WriterLimits:
     return WriterLimits(**(defaults | changes))  # type: ignore[arg-type]  # ints are among them
 
 
-def header(fingerprint: str = FINGERPRINT, block_size: int = BLOCK_SIZE) -> Header:
-    return Header.of(fingerprint, block_size, SHAPE)
+def header(
+    fingerprint: str = FINGERPRINT, numerics: str = "fast", block_size: int = BLOCK_SIZE
+) -> Header:
+    return Header.of(fingerprint, numerics, block_size, SHAPE)
 
 
 class FullDisk:

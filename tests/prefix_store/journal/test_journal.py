@@ -12,6 +12,7 @@ import pytest
 
 from cluster.errors import ConfigError
 from prefix_store.journal.directory import StateDirectory
+from prefix_store.journal.journal import SLICE_SECONDS
 from prefix_store.journal.loading import find_kept
 from tests.prefix_store.builders import (
     BLOCK_SIZE,
@@ -89,6 +90,7 @@ def test_a_path_that_is_no_directory_is_refused_with_the_flag(tmp_path: Path) ->
     ("other", "named"),
     [
         (header(fingerprint="other weights"), "model_fingerprint"),
+        (header(numerics="deterministic, 4 ranks"), "numerics"),
         (header(block_size=2 * BLOCK_SIZE), "block_size"),
     ],
 )
@@ -188,6 +190,27 @@ def test_routes_of_other_weights_are_of_another_state(tmp_path: Path) -> None:
 
 
 # --- disks
+
+
+def test_a_stop_during_a_snapshot_leaves_the_files_before_it(tmp_path: Path) -> None:
+    store = open_store(
+        tmp_path,
+        max_route_blocks=8,
+        num_kv_blocks=8,
+        writer=limits(max_bytes=3 * SIZES.stored_bytes(8, 0)),
+        clock=Clock(tick=2 * SLICE_SECONDS),
+    )
+    for number in range(5):
+        insert(store, tokens(4 * BLOCK_SIZE, first=100 * number))
+    wait_until(lambda: not state_of(store).waiting_bytes)
+    store.upkeep()  # one of two nodes
+    wait_until(lambda: bool(list(tmp_path.glob("*.partial"))))
+    close(store)
+    assert sorted(file.name for file in tmp_path.glob("*.*")) == [
+        "journal-1.state",
+        "journal-2.state",
+    ]
+    assert len(on_disk(tmp_path)) == 5 * 4
 
 
 def test_a_full_disk_is_told_and_made_good_by_a_snapshot_when_there_is_room(
