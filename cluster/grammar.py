@@ -23,6 +23,8 @@ MAX_KEPT_GRAMMARS = 64
 """Compiled ones of a process. What sequences use stays with them."""
 _SHOWN_CHARACTERS = 300
 _DEAD_END = "nothing can follow that would match"
+ANSWER = "@answer"
+"""What a preface names the grammar of the answer itself."""
 BLANKS = r"[ \n\r\t]{1,20}"
 """A model that is fond of blanks gets on: so many between two tokens of JSON, and no more."""
 
@@ -98,22 +100,37 @@ def load_grammar_compiler(
     return GrammarCompiler(text, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
 
 
-def grammar_text(kind: GrammarKind, source: str) -> str:
+def grammar_text(kind: GrammarKind, source: str, preface: str | None = None) -> str:
     """What travels: a grammar in llguidance's own form. source: JSON for "json" and "choice"; "grammar": Lark's form or
-    GBNF. Raises GrammarError for what cannot be read; whether it can be followed is known when it is compiled."""
+    GBNF. preface: rules in Lark's form of an answer that the grammar is a part of, as `ANSWER`. Raises GrammarError for
+    what cannot be read; whether it can be followed is known when it is compiled."""
     try:
-        if kind == "json":
-            return LLMatcher.grammar_from_json_schema(
-                source, overrides={"whitespace_flexible": True, "whitespace_pattern": BLANKS}
-            )
-        if kind == "choice":
-            options = " | ".join(json.dumps(option) for option in json.loads(source))
-            return LLMatcher.grammar_from_lark(f"start: {options}")
-        if kind == "lark":
-            return LLMatcher.grammar_from_lark(source)
-        return grammar_from(kind, source)
+        grammar = _grammar_alone(kind, source)
     except ValueError as error:
         raise GrammarError(shown(str(error))) from error
+    return grammar if preface is None else _with_preface(grammar, preface)
+
+
+def _grammar_alone(kind: GrammarKind, source: str) -> str:
+    """Raises ValueError."""
+    if kind == "json":
+        return LLMatcher.grammar_from_json_schema(
+            source, overrides={"whitespace_flexible": True, "whitespace_pattern": BLANKS}
+        )
+    if kind == "choice":
+        options = " | ".join(json.dumps(option) for option in json.loads(source))
+        return LLMatcher.grammar_from_lark(f"start: {options}")
+    if kind == "lark":
+        return LLMatcher.grammar_from_lark(source)
+    return grammar_from(kind, source)
+
+
+def _with_preface(grammar: str, preface: str) -> str:
+    """llguidance's own form is Lark's, or a list of grammars of which the first begins and may name others."""
+    alone = grammar.lstrip()
+    answer = json.loads(alone)["grammars"][0] if alone[:1] == "{" else {"lark_grammar": grammar}
+    named = {**answer, "name": ANSWER.removeprefix("@")}
+    return json.dumps({"grammars": [{"lark_grammar": preface}, named]}, ensure_ascii=False)
 
 
 def shown(message: str) -> str:

@@ -101,7 +101,7 @@ class GrammarChecks:
         key = _key(source, asker)
         if (known := self._recalled(key)) is not None:
             return known
-        question = GrammarQuestion(next(self._numbers), source.kind, source.text)
+        question = GrammarQuestion(next(self._numbers), source.kind, source.text, source.preface)
         waiting = _Waiting(key, question, asyncio.get_running_loop().create_future())
         self._add(waiting, asker.tenant)
         try:
@@ -177,7 +177,7 @@ class GrammarChecks:
 
 
 def _key(source: GrammarSource, asker: Asker) -> bytes:
-    parts = (asker.tenant, asker.cache_salt, source.kind, source.text)
+    parts = (asker.tenant, asker.cache_salt, source.kind, source.text, source.preface)
     return hashlib.sha256(msgspec.json.encode(parts)).digest()
 
 

@@ -45,6 +45,7 @@ class GrammarQuestion(msgspec.Struct, frozen=True, tag=True):
     number: int
     kind: GrammarKind
     source: str
+    preface: str | None = None
 
 
 class GiveUp(msgspec.Struct, frozen=True, tag=True):
@@ -92,6 +93,9 @@ class Checker:
             state = self.compiler.start(grammar)
             for which in (-1, 0):
                 self._try_out(state, which)
+            if question.preface is not None:
+                grammar = grammar_text(question.kind, question.source, question.preface)
+                self.compiler.start(grammar).allowed_after(np.zeros(0, np.int32))
         except GrammarError as error:
             return GrammarAnswer(None, str(error))
         return GrammarAnswer(grammar, None)

@@ -35,6 +35,7 @@ from router_service.prompts import (
     prompt_too_long,
 )
 from router_service.protocol import ChatBody, CompletionBody, GenerationFields
+from router_service.reasoning_grammar import ReasoningGrammar
 from router_service.requested_grammar import GrammarSource, requested_grammar
 from router_service.requested_reading import answer_reading
 from router_service.requested_sampling import SamplingRules, requested_sampling
@@ -119,7 +120,12 @@ class RequestAdmission:
         pairs = zip(prompts, fields, strict=True)
         ids = [await self._prompt_ids(*pair, size) for pair in pairs]
         return await self._admit(
-            body, tenant, ids, fields=fields, default=_DEFAULT_COMPLETION_TOKENS
+            body,
+            tenant,
+            ids,
+            fields=fields,
+            default=_DEFAULT_COMPLETION_TOKENS,
+            source=requested_grammar(body),
         )
 
     async def chat(self, body: ChatBody, tenant: str | None) -> AdmittedRequest:
@@ -127,17 +133,20 @@ class RequestAdmission:
         if body.offered_tools:
             raise RequestError("tools: calls of tools are not told here", field="tools")
         ids = await self.chat_prompt(body)
-        return await self._admit(body, tenant, [ids], fields=["messages"], default=None)
+        source = requested_grammar(body)
+        return await self._admit(
+            body, tenant, [ids], fields=["messages"], default=None, source=source
+        )
 
     async def read_chat(self, body: ChatBody, tenant: str | None) -> AdmittedRequest:
         """One whose answer is sorted: reasoning, content, tool calls. Raises as `chat` does."""
         text, model_text = await self._chat_text(body), self._model.text
         size = num_characters(body)
         reading = await self._run(size, lambda: answer_reading(body, text, model_text))
-        forced = await self._run(size, lambda: _forced_calls(body, reading, model_text))
+        source = await self._run(size, lambda: _chat_grammar(body, reading, model_text))
         ids = await self._chat_ids(text)
         admitted = await self._admit(
-            body, tenant, [ids], fields=["messages"], default=None, forced=forced
+            body, tenant, [ids], fields=["messages"], default=None, source=source
         )
         return replace(admitted, reading=reading)
 
@@ -220,10 +229,9 @@ class RequestAdmission:
         *,
         fields: list[str],
         default: int | None,
-        forced: GrammarSource | None = None,
+        source: GrammarSource | None,
     ) -> AdmittedRequest:
-        """fields: where each prompt stands in the body; forced: a grammar that the body asks for by other fields than
-        those of a grammar."""
+        """fields: where each prompt stands in the body."""
         model = self._model
         rules = SamplingRules(
             model.vocab_size,
@@ -232,7 +240,7 @@ class RequestAdmission:
             encode=partial(model.text.codec.encode, add_special_tokens=False),
         )
         logit_rules = await self._logit_rules(body, rules)
-        if (source := forced or requested_grammar(body)) is not None:
+        if source is not None:
             grammar = await self._grammars.checked(source, Asker(tenant, body.cache_salt))
             logit_rules = msgspec.structs.replace(logit_rules, grammar=grammar)
         sampling = [
@@ -288,11 +296,15 @@ def unknown_model(name: str, served: str) -> UnknownModelError:
     )
 
 
-def _forced_calls(body: ChatBody, reading: AnswerReading, text: ModelText) -> GrammarSource | None:
-    layout = text.parsers.call_layout
-    if layout is None or not body.forces_calls:
+def _chat_grammar(body: ChatBody, reading: AnswerReading, text: ModelText) -> GrammarSource | None:
+    """Of calls that have to be made, or what was asked for, behind the reasoning."""
+    layout, token_ids = text.parsers.call_layout, text.codec.added_token_ids
+    if layout is not None and body.forces_calls:
+        return forced_calls(body, layout, token_ids, reading.reasoning)
+    source = requested_grammar(body)
+    if source is None:
         return None
-    return forced_calls(body, layout, text.codec.added_token_ids, reading.reasoning)
+    return replace(source, preface=ReasoningGrammar(token_ids, reading.reasoning).preface)
 
 
 def _route_selection(body: GenerationFields) -> RouteSelection | None:

@@ -18,13 +18,14 @@ _OPTIONS_OF_THE_COMPILER = "x-guidance"
 @dataclass(frozen=True)
 class GrammarSource:
     """field: where it stands in the body; text: JSON for the kinds "json" and "choice"; parts: what it was made of, to
-    find out which of them is wrong; remedy: ends an error."""
+    find out which of them is wrong; remedy: ends an error; preface: as of `cluster.grammar.grammar_text`."""
 
     field: str
     kind: GrammarKind
     text: str
     parts: tuple["GrammarSource", ...] = ()
     remedy: str = ""
+    preface: str | None = None
 
 
 def requested_grammar(body: GenerationFields) -> GrammarSource | None:

@@ -1,7 +1,7 @@
 """How the answer to a chat is to be read: by what the model writes, what the prompt has begun and what was asked."""
 
 from cluster.errors import RequestError
-from router_service.answer_reading import PLAIN, AnswerReading, ToolReading
+from router_service.answer_reading import AnswerReading, ToolReading
 from router_service.chat_messages import content_text
 from router_service.model_parsers import ReasoningKind
 from router_service.model_text import ModelText
@@ -14,11 +14,9 @@ _TAIL = 64
 
 
 def answer_reading(body: ChatBody, prompt: str, text: ModelText) -> AnswerReading:
-    """prompt: as rendered. What is held to a grammar is content, all of it. Raises RequestError for tools whose calls
-    cannot be read, or not be written."""
+    """prompt: as rendered. Raises RequestError for tools whose calls cannot be read, or not be written."""
     if body.grammar_fields:
         _refuse_tools(body)
-        return PLAIN
     kind = text.parsers.reasoning
     return AnswerReading(
         reasoning=None if kind is None else _reasoning_start(body, prompt, kind),

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
-from cluster.grammar import GrammarKind, grammar_text
+from cluster.errors import GrammarError
+from cluster.grammar import GrammarCompiler, GrammarKind, grammar_text, load_grammar_compiler
 from router_service.grammar_checks import MAX_WAITING_OF_A_TENANT
 from router_service.grammar_fields import MAX_GRAMMAR_CHARACTERS
 from tests.helpers.chat_templates import DEEPSEEK_R1
@@ -18,10 +20,13 @@ from tests.helpers.scripted_engine import ScriptedEngine
 from tests.router_service.http.helpers import (
     CHAT,
     COMPLETIONS,
+    DEMO_MODEL,
     MODEL,
+    VOCAB_SIZE,
     assert_serves,
     chat_body,
     completion_body,
+    events,
     model_with_template,
     running_server,
     tokens,
@@ -278,16 +283,59 @@ def test_tools_are_refused_beside_a_grammar_unless_none_may_be_called(
     assert client.post(CHAT, json=body).status_code == 200
 
 
-def test_of_a_model_that_reasons_all_that_a_grammar_holds_is_content(tmp_path: Path) -> None:
-    model_dir = model_with_template(tmp_path, DEEPSEEK_R1)
+ANSWERS: list[tuple[dict[str, Any], str, str]] = [
+    ({"response_format": as_format(SCHEMA)}, '{"a": 1}', '{"b'),
+    ({"guided_regex": "a+b"}, "aab", "c"),
+    ({"guided_choice": ["x", "</think>"]}, "x", "y"),
+    ({"guided_grammar": 'start: "a" b\nb: "c" b?'}, "accc", "c"),
+    ({"structured_outputs": {"grammar": 'root ::= "a" [0-4]'}}, "a3", "a5"),
+]
+"""Fields, an answer that they allow and how one begins that they do not."""
+
+
+@pytest.fixture(scope="module")
+def reasoning(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return model_with_template(tmp_path_factory.mktemp("model"), DEEPSEEK_R1)
+
+
+@pytest.fixture(scope="module")
+def compiler() -> GrammarCompiler:
+    return load_grammar_compiler(DEMO_MODEL, vocab_size=VOCAB_SIZE, eos_token_ids=(2, 0))
+
+
+def may_be(compiler: GrammarCompiler, grammar: str, answer: str) -> bool | None:
+    """Whether an answer may end so; None: it cannot even begin so."""
+    try:
+        allowed = compiler.start(grammar).allowed_after(np.array(tokens(answer), np.int32))
+    except GrammarError:
+        return None
+    return bool(allowed[2])
+
+
+@pytest.mark.parametrize(("fields", "good", "bad"), ANSWERS, ids=lambda value: str(value)[:30])
+def test_a_grammar_begins_behind_the_reasoning_of_a_model_that_reasons(
+    fields: dict[str, Any], good: str, bad: str, compiler: GrammarCompiler, reasoning: Path
+) -> None:
+    thought = "So {: \n</think>"
     with (
-        ScriptedEngine(token_ids=[*tokens('{"a": 1}'), 2]) as engine,
-        running_server(engine, model_dir=model_dir) as (client, _),
+        ScriptedEngine(token_ids=[*tokens(f"{thought}\n\n{good}"), 2]) as engine,
+        running_server(engine, model_dir=reasoning) as (client, _),
     ):
-        answer = client.post(CHAT, json=chat_body(guided_json=SCHEMA)).json()
-        thought = client.post(CHAT, json=chat_body()).json()
-    assert answer["choices"][0]["message"]["content"] == '{"a": 1}'
-    assert thought["choices"][0]["message"]["content"] is None
+        whole = client.post(CHAT, json=chat_body(**fields)).json()["choices"][0]["message"]
+        chunks = events(client.post(CHAT, json=chat_body(stream=True, **fields)))
+        closed = {"chat_template_kwargs": {"thinking": False}}
+        assert client.post(CHAT, json=chat_body(**fields, **closed)).status_code == 200
+        opened, _, outside = [submit.sampling.rules.grammar or "" for submit in engine.submits]
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    streamed = ["".join(d.get(name) or "" for d in deltas) for name in ("reasoning", "content")]
+    assert [whole["reasoning"], whole["content"]] == streamed == ["So {: ", good]
+    assert may_be(compiler, opened, thought + good) is True
+    assert may_be(compiler, opened, f"<think>{thought}\n{good}") is True
+    assert may_be(compiler, opened, good) is False
+    assert may_be(compiler, opened, thought) is False
+    assert may_be(compiler, opened, thought + bad) is None
+    assert may_be(compiler, outside, good) is True
+    assert may_be(compiler, outside, bad) is None
 
 
 def test_a_schema_that_nests_deeply_is_refused_like_others(
