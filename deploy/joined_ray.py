@@ -24,7 +24,7 @@ from deploy.ports import port_problems
 from deploy.preflight import Findings, HostFacts, Unreached, failures
 from deploy.probe import Listener, Probe
 from deploy.reservation import total_rooms
-from deploy.room import HostRoom, host_shares, shortage
+from deploy.room import CellDemand, HostRoom, host_shares, shortage
 from expert_workers.device import HostDevices
 
 LOOK_SECONDS = 1.0
@@ -55,7 +55,8 @@ class JoinedRay:
             raise ConfigError(failure)
         num_gpus = int(sum(room.gpus for room in rooms))
         plan = plan_cell_on(self._config, HostDevices("cuda" if num_gpus else "cpu", num_gpus))
-        for line in _all_lines(_misfits(plan, self._config.http.servers, rooms, found.facts)):
+        demand = cell_demand(plan, self._config.http.servers)
+        for line in _all_lines(misfits(plan, demand, rooms, found.facts)):
             raise ConfigError(line)
         for warning in plan.warnings:
             print(f"pointsman: warning: {warning}", file=sys.stderr)
@@ -83,7 +84,7 @@ def _connect(address: str) -> None:
 
 def _wait_for_hosts(cluster: ClusterSection) -> None:
     deadline = time.monotonic() + cluster.hosts_timeout_seconds
-    while missing := _missing(cluster, [room.address for room in total_rooms()]):
+    while missing := missing_hosts(cluster, [room.address for room in total_rooms()]):
         if time.monotonic() > deadline:
             raise DeadlineError(
                 f"{missing} after {cluster.hosts_timeout_seconds:g} s: look at Ray's log there "
@@ -92,8 +93,8 @@ def _wait_for_hosts(cluster: ClusterSection) -> None:
         time.sleep(LOOK_SECONDS)
 
 
-def _missing(cluster: ClusterSection, addresses: Sequence[str]) -> str:
-    """Empty when all hosts are there."""
+def missing_hosts(cluster: ClusterSection, addresses: Sequence[str]) -> str:
+    """What a start waits for, in one line; empty when all hosts are there."""
     absent = [host for host in cluster.hosts if host not in addresses]
     if absent:
         return f"no Ray on host {', '.join(absent)}"
@@ -125,7 +126,8 @@ def _look(rooms: Sequence[HostRoom], model_dir: Path, on_front: tuple[str, ...])
         ]
     for probe in probes:
         ray.kill(probe.actor)
-    front = ray.util.get_node_ip_address()
+    front_id = ray.get_runtime_context().get_node_id()
+    front = next(room.address for room in rooms if room.host_id == front_id)
     return Findings(front, tuple(facts.values()), silent, tuple(unreached), on_front)
 
 
@@ -154,11 +156,10 @@ def _others(listeners: dict[str, Listener], probe: _Probed) -> dict[str, Listene
     return {address: x for address, x in listeners.items() if address != probe.room.address}
 
 
-def _misfits(
-    plan: CellPlan, num_http_servers: int, rooms: Sequence[HostRoom], facts: Sequence[HostFacts]
+def misfits(
+    plan: CellPlan, demand: CellDemand, rooms: Sequence[HostRoom], facts: Sequence[HostFacts]
 ) -> tuple[str, ...]:
-    """Too few CPUs or GPUs in all, or too little memory for a host's share."""
-    demand = cell_demand(plan, num_http_servers)
+    """Too few CPUs or GPUs in all, or too little memory for a host's share: one line each."""
     shares = host_shares(rooms, demand)
     if shares is None:
         return (shortage(rooms, rooms, demand),)
