@@ -74,14 +74,15 @@ def plan_cell(config: Config) -> CellPlan:
     host = Host(psutil.virtual_memory().total, devices.count, gpu_memory_bytes=None)
     for shortfall in shortfalls(plan, host):
         raise ConfigError(shortfall)
-    if plan.state is not None:
-        check_state_directory(plan.state.directory)
     return plan
 
 
 def plan_cell_on(config: Config, devices: HostDevices) -> CellPlan:
-    """A cell for these devices, wherever they are. Raises ConfigError as `plan_cell` does."""
-    return _plan(config, _whole_model(_model_dir(config)), devices)
+    """A cell for these devices, wherever they are; its engine is here. Raises ConfigError as `plan_cell` does."""
+    plan = _plan(config, _whole_model(_model_dir(config)), devices)
+    if plan.state is not None:
+        check_state_directory(plan.state.directory)
+    return plan
 
 
 def model_dir_of(config: Config) -> Path:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 
 from cluster.prefix_match import StateOnDisk
 from cluster.scores import SCORE_BYTES, TokenScores
@@ -67,6 +68,39 @@ class FileOnFullDisk(AppendFile):
             raise OSError(errno.ENOSPC, "No space left on device")
         self._disk.room -= len(data)
         super().append(data)
+
+
+class FlakyDisk:
+    """Fails now and then, at whatever it is asked for, until it is healed."""
+
+    def __init__(self, random: Random) -> None:
+        self._random = random
+        self.share = 0.0
+        """Of calls that fail."""
+        self.num_failures = 0
+
+    def open(self, path: Path) -> "FileOnFlakyDisk":
+        self.may_fail()
+        return FileOnFlakyDisk(path, self)
+
+    def may_fail(self) -> None:
+        if self._random.random() < self.share:
+            self.num_failures += 1
+            raise OSError(errno.EIO, "Input/output error")
+
+
+class FileOnFlakyDisk(AppendFile):
+    def __init__(self, path: Path, disk: FlakyDisk) -> None:
+        super().__init__(path)
+        self._disk = disk
+
+    def append(self, data: bytes | bytearray) -> None:
+        self._disk.may_fail()
+        super().append(data)
+
+    def sync(self) -> None:
+        self._disk.may_fail()
+        super().sync()
 
 
 @dataclass

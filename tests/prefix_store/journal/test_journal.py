@@ -3,6 +3,7 @@
 import fcntl
 import logging
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from cluster.errors import ConfigError
+from prefix_store.journal.append_file import AppendFile
 from prefix_store.journal.directory import StateDirectory
 from prefix_store.journal.journal import SLICE_SECONDS
 from prefix_store.journal.loading import find_kept
@@ -363,3 +365,19 @@ def test_many_starts_do_not_leave_many_files(tmp_path: Path) -> None:
         close(store)
     assert len(list(tmp_path.glob("*.state"))) <= 12
     assert len(on_disk(tmp_path)) == 24
+
+
+def test_what_a_disk_took_of_a_write_that_failed_is_cut_off_again(tmp_path: Path) -> None:
+    file = AppendFile(tmp_path / "file")
+    file.append(b"x" * 10)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (15, hard))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            file.append(b"y" * 10)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    file.append(b"z" * 10)
+    assert file.size == 20
+    file.close()
+    assert (tmp_path / "file").read_bytes() == b"x" * 10 + b"z" * 10

@@ -3,6 +3,7 @@
 import shutil
 from io import BytesIO
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
@@ -16,14 +17,17 @@ from tests.prefix_store.journal.kept import (
     SIZES,
     Clock,
     Content,
+    FlakyDisk,
     close,
     held,
     is_prefix_closed,
     kept_file,
+    limits,
     on_disk,
     open_store,
     settle,
     state_of,
+    wait_until,
 )
 from tests.prefix_store.journal.traffic import Traffic, scores_of
 
@@ -90,6 +94,35 @@ def test_a_snapshot_beside_traffic_and_its_journal_hold_what_the_store_holds(
     after = on_disk(tmp_path)
 
     assert state.snapshots >= 4
+    assert before.items() <= after.items()
+    assert_was_published(after)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_whatever_a_disk_fails_at_everything_is_on_it_once_it_works_again(
+    tmp_path: Path, seed: int
+) -> None:
+    traffic, clock = Traffic(seed), Clock(tick=SLICE_SECONDS)
+    disk = FlakyDisk(Random(seed))
+    store = open_store(tmp_path, open_file=disk.open, clock=clock, writer=limits(fsync_seconds=0))
+    for _ in range(3):
+        disk.share = 0.2
+        for _ in range(30):
+            traffic.request(store)
+            clock.now += traffic.random.choice([0.0, 100.0])
+            store.upkeep()
+            wait_until(lambda: not state_of(store).waiting_bytes)
+        disk.share = 0.0
+        settle(store, clock)
+        assert state_of(store).error == ""
+    traffic.end(store)
+    settle(store, clock)
+    before = held(store, traffic.sequences)
+    close(store)
+
+    after = on_disk(tmp_path)
+
+    assert disk.num_failures > 3
     assert before.items() <= after.items()
     assert_was_published(after)
 
