@@ -7,7 +7,7 @@ Letter: V vocabulary.
 
 import json
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -46,35 +46,62 @@ class GrammarCompiler:
             raise GrammarError(f"the model's tokenizer is not supported: {error}") from error
         self._vocab_size = vocab_size
         self._limits = LLParserLimits(step_lexer_fuel=50_000, verbose_errors=False)
-        self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, str], LLMatcher] = OrderedDict()
 
     @property
     def num_kept(self) -> int:
         return len(self._kept)
 
-    def start(self, grammar: str) -> "GrammarState":
-        """A new text under a grammar as `grammar_text` makes it. Raises GrammarError."""
-        matcher = self._kept.pop(grammar, None)
-        if matcher is None:
-            matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
-            _check(matcher)
-        self._kept[grammar] = matcher
+    def start(self, grammar: str, namespace: str = "") -> "GrammarState":
+        """A new text under a grammar as `grammar_text` makes it, that shares what was compiled with those of its
+        namespace. Raises GrammarError."""
+        key = namespace, grammar
+        matcher = self._kept.pop(key, None) or self._compiled(grammar)
+        self._kept[key] = matcher
         while len(self._kept) > MAX_KEPT_GRAMMARS:
             self._kept.popitem(last=False)
-        return GrammarState(matcher.deep_copy(), self._vocab_size)
+
+        def apart() -> LLMatcher:
+            self._kept.pop(key, None)
+            return self._compiled(grammar)
+
+        return GrammarState(matcher.deep_copy(), apart, self._vocab_size)
+
+    def _compiled(self, grammar: str) -> LLMatcher:
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
+        _check(matcher)
+        return matcher
+
+
+class _LimitError(GrammarError):
+    """It might not have come to that in a matcher that shares nothing."""
 
 
 class GrammarState:
     """How far one text has come. A function of its tokens: those that were there before are not looked at again."""
 
-    def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
+    def __init__(self, matcher: LLMatcher, apart: Callable[[], LLMatcher], vocab_size: int) -> None:
+        """matcher: a copy, which shares the growth of its lexer, and so its limits, with others; apart: makes one that
+        does not."""
         self._matcher = matcher
+        self._apart: Callable[[], LLMatcher] | None = apart
         self._vocab_size = vocab_size
         self._num_tokens = 0
 
     def allowed_after(self, token_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
         """[V] True for ids that may follow these, which each could follow those before it; end of sequence where the
-        grammar accepts, alone where nothing can follow. Raises GrammarError where a limit was reached."""
+        grammar accepts, alone where nothing can follow. Raises GrammarError where a limit was reached, by this text
+        alone."""
+        try:
+            return self._allowed_after(token_ids)
+        except _LimitError:
+            if self._apart is None:
+                raise
+            self._matcher, self._apart = self._apart(), None
+            self._num_tokens = 0
+            return self._allowed_after(token_ids)
+
+    def _allowed_after(self, token_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
         if len(token_ids) < self._num_tokens:
             self._matcher.reset()
             self._num_tokens = 0
@@ -145,4 +172,4 @@ def _check(matcher: LLMatcher) -> None:
     message = matcher.get_error()
     if message.startswith("NoExtension"):
         raise GrammarError(_DEAD_END)
-    raise GrammarError(shown(message))
+    raise _LimitError(shown(message))

@@ -173,6 +173,8 @@ class Completion(msgspec.Struct, frozen=True):
     replayed_tokens: int
     again: bool = False
     """With "abort": nothing of the answer was shown, all of it shall be submitted again."""
+    is_at_fault: bool = False
+    """With "error": the request itself is the reason, and ends so again if it is submitted again."""
 
 
 class RoutePart(msgspec.Struct, frozen=True):

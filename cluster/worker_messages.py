@@ -44,6 +44,8 @@ class SequenceStart(msgspec.Struct, frozen=True, tag=True):
     rules: LogitRules = NO_RULES
     known: KnownTokens | None = None
     """For rules that look back. Later tokens come as inputs of steps."""
+    namespace: str = ""
+    """Of the request. What a rank keeps of one is no quicker for another."""
 
 
 class SequenceEnd(msgspec.Struct, frozen=True, tag=True):

@@ -36,7 +36,7 @@ class KnownSequences:
             known.history = TokenHistory(start.known)
         if start.rules.grammar is not None:
             try:
-                known.grammar = self._compiled(start.rules.grammar)
+                known.grammar = self._compiled(start.rules.grammar, start.namespace)
             except GrammarError as error:
                 known.failure = _reason(error)
         self._known[start.seq_id] = known
@@ -84,10 +84,10 @@ class KnownSequences:
             grammar_ids=grammar_ids,
         )
 
-    def _compiled(self, grammar: str) -> GrammarState:
+    def _compiled(self, grammar: str, namespace: str) -> GrammarState:
         if isinstance(self._grammars, GrammarError):
             raise GrammarError(str(self._grammars))
-        return self._grammars.start(grammar)
+        return self._grammars.start(grammar, namespace)
 
 
 def _grammar_ids(known: _Known, past: PastTokens) -> BoolArray | None:

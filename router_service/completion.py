@@ -22,4 +22,5 @@ def completion_of(request: Request, reason: FinishReason, *, again: bool = False
         cached_tokens=request.cached_tokens,
         replayed_tokens=request.replayed_tokens,
         again=again,
+        is_at_fault=request.is_at_fault,
     )

@@ -310,7 +310,9 @@ class Engine:
             for seq_id in result.poisoned_seq_ids:
                 self._poison(self._by_seq_id[SeqId(seq_id)])
             for failure in result.failures:
-                self._fail(self._by_seq_id[SeqId(failure.seq_id)], failure.reason)
+                request = self._by_seq_id[SeqId(failure.seq_id)]
+                request.is_at_fault = True
+                self._fail(request, failure.reason)
             sampled = zip(result.seq_ids, result.token_ids, result.scores.split(), strict=True)
             for seq_id, token_id, score in sampled:
                 self._accept(self._by_seq_id[SeqId(seq_id)], token_id, score)

@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from cluster.errors import CellError, WeightsChangedError
+from cluster.errors import CellError, RequestError, WeightsChangedError
 from cluster.messages import Completion, OutputDelta, RoutePart, Submit
 from router_service.beside_the_loop import beside_the_loop
 from router_service.choice_delta import ChoiceDelta, ChoiceEnd
@@ -210,6 +210,9 @@ def _ending(
 ) -> tuple[TextDelta, ChoiceEnd]:
     """What was held back, and how the choice ended."""
     if completion.finish_reason == "error":
+        if completion.is_at_fault:
+            field = request.grammar_field
+            raise RequestError(f"{field}: {completion.error}", field=field)
         raise CellError(f"generation failed: {completion.error}")
     if completion.finish_reason == "abort":
         raise _AskAgain if completion.again else WeightsChangedError(str(completion.error))

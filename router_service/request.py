@@ -130,6 +130,8 @@ class Request:
         """Prompt tokens whose recorded routes are not used because replay is off."""
         self.finish_reason: FinishReason | None = None
         self.error: str | None = None
+        self.is_at_fault = False
+        """See Completion."""
         self.num_final_output_tokens: int | None = None
 
     @property

@@ -71,6 +71,8 @@ class AdmittedRequest:
     routes: RouteSelection | None
     cache_salt: str | None
     priority: int
+    grammar_field: str | None = None
+    """Of the body, which asked for the grammar that the answer is held to."""
     reading: AnswerReading = PLAIN
     """Of what is generated."""
 
@@ -264,6 +266,7 @@ class RequestAdmission:
             routes=_route_selection(body),
             cache_salt=body.cache_salt,
             priority=body.priority or 0,
+            grammar_field=None if source is None else source.field,
         )
 
     async def _logit_rules(self, body: GenerationFields, rules: SamplingRules) -> LogitRules:

@@ -19,6 +19,7 @@ def sequence_start(request: Request) -> SequenceStart:
         choice=request.choice,
         rules=sampling.rules,
         known=_known_tokens(request),
+        namespace=request.namespace,
     )
 
 

@@ -202,6 +202,26 @@ def test_a_token_that_cannot_follow_is_an_error_for_good(compiler: GrammarCompil
             state.allowed_after(ids_of("x"))
 
 
+def follow(state: GrammarState, text: str) -> None:
+    for end in range(len(text)):
+        state.allowed_after(ids_of(text[:end]))
+
+
+def test_a_text_that_comes_to_a_limit_leaves_others_theirs(compiler: GrammarCompiler) -> None:
+    """Copies of a matcher share what their lexer has grown by."""
+    greedy, other = (started(compiler, "regex", "a{300000}") for _ in range(2))
+    with pytest.raises(GrammarError, match="too many expressions"):
+        follow(greedy, "aaaa")
+    assert texts_after(other, "") == {"a"}
+
+
+def test_what_one_namespace_has_compiled_is_not_kept_for_another() -> None:
+    compiler = load_grammar_compiler(DEMO_MODEL_DIR, vocab_size=VOCAB_SIZE, eos_token_ids=EOS)
+    for namespace in ("one", "two", "one"):
+        compiler.start(grammar_text("regex", "ab"), namespace)
+    assert compiler.num_kept == 2
+
+
 def test_only_so_many_grammars_are_kept(compiler: GrammarCompiler) -> None:
     states = [started(compiler, "regex", f"a{n}") for n in range(3 * MAX_KEPT_GRAMMARS)]
     assert compiler.num_kept == MAX_KEPT_GRAMMARS

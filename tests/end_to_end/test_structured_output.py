@@ -160,6 +160,7 @@ def test_a_grammar_that_fails_on_the_rank_ends_its_request_alone(observed: Obser
     assert completion.finish_reason == "error"
     assert completion.error is not None
     assert "structured output cannot go on" in completion.error
+    assert completion.is_at_fault
     assert bench.run_of(neighbour).completion.finish_reason == "length"
     assert len(bench.generate(PROMPT, 5).token_ids) == 5
 

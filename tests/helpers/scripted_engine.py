@@ -110,6 +110,8 @@ class ScriptedEngine:
     evict_failure: str = ""
     error_after: int | None = None
     """Ends each request with an error after this many tokens."""
+    blames_request: bool = False
+    """For that error."""
     prompt_score_delay: int = 0
     """Steps after which the scores of a prompt are told."""
     choice_answers: dict[int, Sequence[int]] = field(default_factory=dict)
@@ -232,6 +234,7 @@ class ScriptedEngine:
             num_output_tokens=num_output_tokens,
             cached_tokens=self.cached_tokens,
             replayed_tokens=self.replayed_tokens,
+            is_at_fault=reason == "error" and self.blames_request,
         )
         if submit.return_routes:
             self._send_routes(active, len(submit.prompt_token_ids) + num_output_tokens - 1)

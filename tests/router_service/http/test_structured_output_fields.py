@@ -268,6 +268,24 @@ def test_clients_that_left_keep_nobody_waiting(served: tuple[httpx.Client, Scrip
         assert time.monotonic() < deadline
 
 
+def test_a_grammar_that_comes_to_its_limits_later_is_an_error_that_is_not_asked_again() -> None:
+    """A 400, as if it had been known at once: clients repeat a 503."""
+    body = chat_body(guided_regex="a+")
+    with (
+        ScriptedEngine(error_after=2, blames_request=True) as engine,
+        running_server(engine) as (client, _),
+    ):
+        whole = client.post(CHAT, json=body)
+        blocks = (
+            client.post(CHAT, json={**body, "stream": True}).text.removesuffix("\n\n").split("\n\n")
+        )
+    assert whole.status_code == 400
+    last = json.loads(blocks[-1].removeprefix("data: "))
+    assert last == whole.json()
+    assert last["error"]["param"] == "guided_regex"
+    assert last["error"]["type"] == "invalid_request_error"
+
+
 def test_tools_are_refused_beside_a_grammar_unless_none_may_be_called(
     served: tuple[httpx.Client, ScriptedEngine],
 ) -> None:
