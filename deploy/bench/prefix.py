@@ -75,7 +75,7 @@ class _State:
     """What is left of the prefix, and what may be used of it.
 
     recompute: hidden states of every prompt token are needed
-    after: the row that has to be measured before in the same repeat: it compiles the plans that this one finds
+    plans: every rank has them, from a replay of the prefix that is not measured
     """
 
     seeded: bool = True
@@ -83,7 +83,7 @@ class _State:
     route_replay: bool = True
     planned_dispatch: bool = True
     recompute: bool = False
-    after: str | None = None
+    plans: bool = False
 
 
 _STATES: Mapping[str, _State] = {
@@ -91,10 +91,10 @@ _STATES: Mapping[str, _State] = {
     "evicted_negotiated": _State(route_replay=False),
     "replay_negotiated": _State(planned_dispatch=False),
     "replay_planned_first": _State(),
-    "replay_planned": _State(after="replay_planned_first"),
+    "replay_planned": _State(plans=True),
     "kv_hit": _State(kv=True),
     "kv_gate": _State(kv=True, route_replay=False, recompute=True),
-    "kv_replay_planned": _State(kv=True, recompute=True, after="replay_planned_first"),
+    "kv_replay_planned": _State(kv=True, recompute=True, plans=True),
 }
 """In the order of the report."""
 
@@ -180,12 +180,8 @@ def run(config: Config, sizes: PrefixSizes) -> list[dict[str, Any]]:
 
 
 def run_order(random: np.random.Generator) -> list[str]:
-    """Draws the order of one repeat. A row that has to come after another draws it along if it has not come yet."""
-    order: list[str] = []
-    for name in random.permutation(list(_STATES)).tolist():
-        for due in (_STATES[name].after, name):
-            if due is not None and due not in order:
-                order.append(due)
+    """Draws the order of one repeat."""
+    order: list[str] = random.permutation(list(_STATES)).tolist()
     return order
 
 
@@ -216,8 +212,13 @@ class _Bench:
     ) -> Generation:
         engine = self._cell.engine
         engine.evict("all")  # nothing of other samples takes part, not even by being evicted
+        prefix = prompt[: sizes.prefix_tokens].tolist()
         if state.seeded:
-            self._cell.generate(f"{salt}-seed", prompt[: sizes.prefix_tokens].tolist(), 1, salt)
+            self._cell.generate(f"{salt}-seed", prefix, 1, salt)
+        if state.plans:
+            engine.evict("kv")
+            engine.set_features(route_replay=True, planned_dispatch=True)
+            self._cell.generate(f"{salt}-plans", prefix, 1, salt)
         if not state.kv:
             engine.evict("kv")
         engine.set_features(
