@@ -52,6 +52,8 @@ class CellSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """A step's deadline is this multiple of its predicted time …"""
     step_timeout_floor_seconds: float = 20.0
     """… but at least this, so that a scheduling hiccup of the machine is not a dead rank."""
+    recovery_limit_seconds: float = 300.0
+    """So long may ranks that were lost take to come back, while requests wait; 0: the first loss ends the cell."""
 
 
 class SchedulerSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -192,6 +194,7 @@ def _check_ranges(config: Config) -> None:
         ("cell.exchange_timeout_seconds", config.cell.exchange_timeout_seconds, 1, 86400),
         ("cell.step_timeout_factor", config.cell.step_timeout_factor, 2, 10000),
         ("cell.step_timeout_floor_seconds", config.cell.step_timeout_floor_seconds, 0.1, 3600),
+        ("cell.recovery_limit_seconds", config.cell.recovery_limit_seconds, 0, 86400),
         ("scheduler.max_num_batched_tokens", scheduler.max_num_batched_tokens, 1, 2**20),
         ("scheduler.max_num_seqs", scheduler.max_num_seqs, 1, 2**16),
         ("scheduler.plan_wait_seconds", scheduler.plan_wait_seconds, 0, 3600),

@@ -9,6 +9,7 @@ PointsmanError
 │   └── ConflictError      something else is under way that it must not meet (HTTP 409)
 ├── CellError              the cell cannot run steps (HTTP 503; CLI: exit 1)
 │   ├── RankLostError      names the rank
+│   ├── GroupBrokenError   an exchange broke on a rank, mostly through another
 │   ├── WeightsChangedError  the weights were exchanged before the answer was complete
 │   └── DeadlineError      a wait that ended without its answer; names who is missing
 ├── GrammarError           a grammar, or a tokenizer, with which no output can be structured
@@ -64,12 +65,25 @@ class RankLostError(CellError):
         self.reason = reason
 
 
+class GroupBrokenError(CellError):
+    """The ranks cannot exchange any more; the one that says so is mostly not the cause."""
+
+    def __init__(self, rank: int, reason: str) -> None:
+        super().__init__(f"rank {rank}: {reason}")
+        self.rank = rank
+        self.reason = reason
+
+
 class WeightsChangedError(CellError):
     """The weights were exchanged before the answer was complete; asked for again, it is one of the others."""
 
 
 class DeadlineError(CellError):
     """A wait passed its deadline; the message names who did not answer."""
+
+    def __init__(self, message: str, *, silent_ranks: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.silent_ranks = silent_ranks
 
 
 class GrammarError(PointsmanError):

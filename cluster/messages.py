@@ -2,7 +2,8 @@
 
 `cluster/wire.py` moves them. What engine and expert workers say to each other is in `cluster/worker_messages.py`.
   HTTP server  <-> engine           ToEngine / ToHttpServer
-  launcher      -> engine           RankLost, Stop (part of ToEngine)
+  launcher      -> engine           RankLost, Watching, Regroup, Stop (part of ToEngine)
+  engine        -> launcher         CellStatus, GroupWanted
 """
 
 from typing import Annotated, Literal
@@ -139,6 +140,21 @@ class RankLost(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
+class Watching(msgspec.Struct, frozen=True, tag=True):
+    """From the launcher, which is told from now on when the ranks need another group."""
+
+
+class Regroup(msgspec.Struct, frozen=True, tag=True):
+    """From the launcher: the ranks meet at this store and are a cell again."""
+
+    generation: int
+    """Of the cell's groups, counted from 0."""
+    store_address: str
+    store_port: int
+    joining_ranks: list[int]
+    """Whose processes the engine tells to join; the others have been told."""
+
+
 class Stop(msgspec.Struct, frozen=True, tag=True):
     """From the launcher: end every request with an error and leave the loop."""
 
@@ -155,6 +171,8 @@ ToEngine = (
     | FeaturesCommand
     | UpdateWeights
     | RankLost
+    | Watching
+    | Regroup
     | Stop
 )
 
@@ -306,6 +324,18 @@ class WeightsRefused(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
+class GroupWanted(msgspec.Struct, frozen=True, tag=True):
+    """To the launcher: no step can run in this group any more."""
+
+    generation: int
+    """Of that group: one that has been replaced since needs nothing."""
+    silent_ranks: list[int]
+    """That did not answer in time: some of them may hang."""
+    model_dir: str
+    """Whose weights a new process has to load; empty: those it is started with."""
+    reason: str
+
+
 ToHttpServer = (
     OutputBatch
     | Refused
@@ -316,3 +346,5 @@ ToHttpServer = (
     | WeightsUpdated
     | WeightsRefused
 )
+
+ToLauncher = CellStatus | GroupWanted

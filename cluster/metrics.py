@@ -26,6 +26,7 @@ FALLBACK_REASONS = (
 _LATENCY_BUCKETS = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
 )  # fmt: skip
+_RECOVERY_BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _STEP_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 
 
@@ -53,6 +54,18 @@ class Metrics:
         )
         for reason in REFUSALS:
             self.channel_refusals.labels(reason)
+        self.recovery_seconds = self._histogram(
+            "recovery_seconds",
+            "From a group of ranks that broke to the next step",
+            _RECOVERY_BUCKETS,
+        )
+        self.recovered_tokens = self._counter(
+            "recovered_tokens_total",
+            "Known tokens of requests on lost ranks: with routes (replayed, or in KV elsewhere), or to be computed",
+            ("source",),
+        )
+        for source in ("computed", "replayed"):
+            self.recovered_tokens.labels(source)
 
     def _counter(self, name: str, help_text: str, labels: tuple[str, ...] = ()) -> Counter:
         return Counter(f"pointsman_{name}", help_text, labels, registry=self._registry)

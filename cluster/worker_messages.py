@@ -143,6 +143,17 @@ class DiscardWeights(msgspec.Struct, frozen=True, tag=True):
     """Some rank could not: forget what was read."""
 
 
+class JoinGroup(msgspec.Struct, frozen=True, tag=True):
+    """Leave the group, which lost a rank, for the one that meets at this store; what the rank holds stays. Answered by
+    WorkerReady, or by GroupBroken when the group does not come together."""
+
+    generation: int
+    """Of the cell's groups, counted from 0."""
+    store_address: str
+    store_port: int
+    timeout_seconds: float
+
+
 class WorkerStop(msgspec.Struct, frozen=True, tag=True):
     pass
 
@@ -155,6 +166,7 @@ ToWorker = (
     | PlanPart
     | StepDescriptor
     | ToExchangeWeights
+    | JoinGroup
     | WorkerStop
 )
 
@@ -186,6 +198,8 @@ class WorkerReady(msgspec.Struct, frozen=True, tag=True):
     incarnation: str
     """Drawn at start: what an earlier process of this rank acknowledged does not count."""
     place: RankPlace
+    generation: int = 0
+    """Of the group that it has joined."""
 
 
 class HeldPlan(msgspec.Struct, frozen=True):
@@ -285,12 +299,21 @@ class WeightsCommitted(msgspec.Struct, frozen=True, tag=True):
     update_id: int
 
 
+class GroupBroken(msgspec.Struct, frozen=True, tag=True):
+    """An exchange broke, or a group did not come together: mostly another rank is the cause. This one has left the
+    group and holds what it held; it joins another when told to."""
+
+    rank: int
+    generation: int
+    """Of the group."""
+    reason: str
+
+
 class WorkerFailed(msgspec.Struct, frozen=True, tag=True):
-    """The worker cannot go on. `exchange`: the exchange broke, so another rank may be the cause."""
+    """The worker cannot go on, and ends."""
 
     rank: int
     step_id: int
-    exchange: bool
     reason: str
 
 
@@ -301,6 +324,7 @@ ToEngineFromWorker = (
     | WeightsMeasured
     | WeightsPrepared
     | WeightsCommitted
+    | GroupBroken
     | WorkerFailed
 )
 

@@ -5,7 +5,7 @@ Ranks meet in a TCPStore that the caller places. Only torch.distributed's defaul
 
 import os
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import psutil
@@ -19,6 +19,7 @@ from torch._C._distributed_c10d import (
 from cluster.errors import CellError, ConfigError
 from cluster.types import ExchangeKind
 from expert_workers.exchange.counting import CountingExchange
+from expert_workers.exchange.no_group import NoGroupExchange
 from expert_workers.exchange.torch_group import TorchGroupExchange
 
 
@@ -46,16 +47,35 @@ class GroupOptions:
 
 class EpGroup:
     """Owner of this process's group, of its end of the store and of the rank's one exchange, which counts all that the
-    rank sends. `close` once; see `leave_group`.
-    """
+    rank sends and stays the same object while groups come and go."""
 
-    def __init__(self, process_group: dist.ProcessGroup, store: Store) -> None:
-        self.process_group = process_group
-        self.exchange = CountingExchange(TorchGroupExchange(process_group), process_group.rank())
-        self._store = store  # a hosted store listens as long as it is referenced
+    def __init__(
+        self, options: GroupOptions, process_group: dist.ProcessGroup, store: Store
+    ) -> None:
+        self.process_group: dist.ProcessGroup | None = process_group
+        self.exchange = CountingExchange(TorchGroupExchange(process_group), options.rank)
+        self._options = options
+        self._store: Store | None = store  # a hosted store listens as long as it is referenced
 
-    def close(self) -> None:
+    def leave(self) -> None:
+        """Peers in an exchange with this rank see their connection close. Idempotent."""
+        self.exchange.replace(NoGroupExchange(self._options.rank))
+        self.process_group = self._store = None
         leave_group()
+
+    def rejoin_at(self, store_address: str, store_port: int, timeout_seconds: float) -> None:
+        """Leaves, and joins the group that meets at this store. Raises CellError, and is in no group then."""
+        self.leave()
+        options = replace(
+            self._options,
+            store_address=store_address,
+            store_port=store_port,
+            join_timeout_seconds=timeout_seconds,
+        )
+        store = connect_store(options)
+        self.process_group = _join(options, store)
+        self._store = store
+        self.exchange.replace(TorchGroupExchange(self.process_group))
 
 
 def host_store(address: str, port: int, timeout_seconds: float) -> TCPStore:
@@ -105,6 +125,10 @@ def join_group(options: GroupOptions, store: Store) -> EpGroup:
 
     Sets GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME of this process: neither library takes the interface as an argument.
     """
+    return EpGroup(options, _join(options, store), store)
+
+
+def _join(options: GroupOptions, store: Store) -> dist.ProcessGroup:
     interface = interface_of(options.host_address)
     os.environ[f"{options.exchange.upper()}_SOCKET_IFNAME"] = interface
     _wait_for_all_ranks(options, store)
@@ -120,7 +144,7 @@ def join_group(options: GroupOptions, store: Store) -> EpGroup:
         raise _cannot_join(options, f"interface {interface}: {error}") from error
     group = dist.group.WORLD
     assert group is not None
-    return EpGroup(group, store)
+    return group
 
 
 def leave_group() -> None:

@@ -158,10 +158,20 @@ class ExpertWorker:
             scores=self._score_frame(step, scores),
         )
 
-    def close(self) -> None:
-        """Leaves the group."""
+    def leave_group(self) -> None:
+        """After a broken exchange. KV, weights, sequences and plans stay; no step runs until `rejoin`. Idempotent."""
         if self._group is not None:
-            self._group.close()
+            self._group.leave()
+
+    def rejoin(self, store_address: str, store_port: int, timeout_seconds: float) -> None:
+        """Joins the group that meets at this store. What a step left that did not end counts for nothing. Raises
+        CellError, and is in no group then."""
+        self._dispatcher.take_load()
+        if self._group is not None:
+            self._group.rejoin_at(store_address, store_port, timeout_seconds)
+
+    def close(self) -> None:
+        self.leave_group()
 
     def _prepare(self, step: StepDescriptor) -> _StepWork:
         check_step(step, self._limits)

@@ -6,13 +6,15 @@ from pathlib import Path
 
 from cluster.channel import DealerSocket, PushSocket
 from cluster.channel_keys import PeerKeys
-from cluster.errors import CheckpointError
+from cluster.errors import CellError, CheckpointError
 from cluster.rank_place import RankPlace
 from cluster.wire import Decoder, encode
 from cluster.worker_messages import (
     CommitWeights,
     DiscardWeights,
+    GroupBroken,
     HeldPlan,
+    JoinGroup,
     LoadFailure,
     MeasureWeights,
     PlanPart,
@@ -32,7 +34,7 @@ from cluster.worker_messages import (
     WorkerStop,
 )
 from expert_workers.exchange.base import ExchangeError
-from expert_workers.worker import ExpertWorker
+from expert_workers.worker import ExpertWorker, StepOutcome
 
 LAST_WORD_SECONDS = 5.0
 """How long queued answers may take to leave once the loop has ended."""
@@ -47,15 +49,18 @@ def run_worker(
     engine_endpoint: str,
     route_endpoint: str,
     keys: PeerKeys | None = None,
+    generation: int = 0,
 ) -> None:
     """Serves the engine until WorkerStop; the group has ended when this returns.
 
     keys: None only where the engine is on this host and has none either.
+    generation: of the group that the worker has joined
 
-    Any failure is told to the engine first, then raised: the group is of no use any more.
+    A broken exchange is told to the engine, and the worker waits for another group. Any other failure is told and then
+    raised.
     """
     engine, routes = DealerSocket(f"rank-{rank}", keys), PushSocket(keys)
-    loop = _WorkerLoop(worker, rank, place, engine, routes)
+    loop = _WorkerLoop(worker, rank, place, engine, routes, generation)
     try:
         engine.connect(engine_endpoint)
         routes.connect(route_endpoint)
@@ -77,6 +82,7 @@ class _WorkerLoop:
         place: RankPlace,
         engine: DealerSocket,
         routes: PushSocket,
+        generation: int,
     ) -> None:
         self._worker = worker
         self._rank = rank
@@ -84,14 +90,12 @@ class _WorkerLoop:
         self._engine = engine
         self._routes = routes
         self._decoder: Decoder[ToWorker] = Decoder(ToWorker)
+        self._generation = generation
         self._step_id = NO_STEP
         self._incarnation = secrets.token_hex(8)
 
     def run(self) -> None:
-        identity = self._worker.identity
-        self._engine.send(
-            encode(WorkerReady(self._rank, os.getpid(), identity, self._incarnation, self._place))
-        )
+        self._say_ready()
         while True:
             # Without a deadline: an idle cell costs nothing, and whoever started this process ends it.
             frame = self._engine.receive(None)
@@ -99,12 +103,18 @@ class _WorkerLoop:
                 return
 
     def failure(self, error: Exception) -> WorkerFailed:
-        return WorkerFailed(
+        return WorkerFailed(self._rank, self._step_id, _first_line(error))
+
+    def _say_ready(self) -> None:
+        message = WorkerReady(
             rank=self._rank,
-            step_id=self._step_id,
-            exchange=isinstance(error, ExchangeError),
-            reason=_first_line(error),
+            pid=os.getpid(),
+            identity=self._worker.identity,
+            incarnation=self._incarnation,
+            place=self._place,
+            generation=self._generation,
         )
+        self._engine.send(encode(message))
 
     def _handle(self, message: ToWorker) -> bool:
         """False once the loop shall end."""
@@ -121,6 +131,8 @@ class _WorkerLoop:
                 self._engine.send(encode(PlansHeld(self._rank, self._incarnation, [held])))
             case StepDescriptor():
                 self._execute(message)
+            case JoinGroup():
+                self._join(message)
             case WorkerStop():
                 return False
             case _:
@@ -160,7 +172,32 @@ class _WorkerLoop:
 
     def _execute(self, step: StepDescriptor) -> None:
         self._step_id = step.step_id
-        outcome = self._worker.execute(step)
+        try:
+            outcome = self._worker.execute(step)
+        except ExchangeError as error:
+            broken = _first_line(error)
+        else:
+            self._tell(outcome)
+            return
+        # not before the exception is gone, which holds the group: peers wait until its connections close
+        self._leave_group(self._generation, broken)
+
+    def _join(self, message: JoinGroup) -> None:
+        try:
+            self._worker.rejoin(message.store_address, message.store_port, message.timeout_seconds)
+        except CellError as error:
+            broken = _first_line(error)
+        else:
+            self._generation = message.generation
+            self._say_ready()
+            return
+        self._leave_group(message.generation, broken)
+
+    def _leave_group(self, generation: int, reason: str) -> None:
+        self._worker.leave_group()
+        self._engine.send(encode(GroupBroken(self._rank, generation, reason)))
+
+    def _tell(self, outcome: StepOutcome) -> None:
         self._engine.send(encode(outcome.result))
         for frame in (outcome.routes, outcome.scores):
             if frame is not None:

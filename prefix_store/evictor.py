@@ -87,6 +87,21 @@ class Evictor:
             self.route_queue.offer(node)
         return len(evicted)
 
+    def drop_kv(self, rank: Rank) -> int:
+        """All of a rank's blocks, leased nodes' too: its memory is gone. Returns how many."""
+        account = self._account.kv[rank]
+        num_blocks = account.stored
+        for node in self._tree.nodes_bottom_up():
+            block_ids = node.payload.kv.get(rank)
+            if block_ids is None:
+                continue
+            self._pools[rank].reclaim(block_ids)
+            self._forget_rank(node, rank)
+            if not node.num_leases:
+                self.route_queue.offer(node)
+        account.leased = account.unleased = 0
+        return num_blocks
+
     def evict_routes(self, leaf: RadixNode, num_blocks: int) -> int:
         """Up to so many blocks without KV from the leaf's end, and the leaf if none are left. Returns how many."""
         payload, parent = leaf.payload, leaf.parent

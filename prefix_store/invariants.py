@@ -153,6 +153,10 @@ class InvariantCheck:
         num_blocks = sum(len(n.payload.scores) for n in self._nodes)
         self.require(account.num_score_blocks == num_blocks, "the count of score blocks is off")
 
+    def budgets(self, account: SizeAccount, max_route_blocks: int, max_score_bytes: int) -> None:
+        self.require(account.routes.stored <= max_route_blocks, "over the route budget")
+        self.require(account.scores.stored <= max_score_bytes, "over the score budget")
+
     def queues(self, evictor: Evictor) -> None:
         """Each queue finds every candidate, and names the one that a scan would."""
         for rank, queue in enumerate(evictor.kv_queues):

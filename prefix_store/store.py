@@ -225,6 +225,15 @@ class PrefixStore:
         self._evictor.evict_oldest_kv(rank, num_blocks - self._pools[rank].num_free)
         return self._pools[rank].allocate(num_blocks)
 
+    def drop_kv(self, rank: Rank) -> int:
+        """The rank's memory is gone, and all KV that the tree has there; routes and scores stay. Returns the number of
+        blocks. Raises StoreError while a lease reads or writes KV of the rank."""
+        self._check_rank(rank)
+        num_users = sum(rank in path.ranks for path in self._leases.values())
+        if num_users:
+            raise StoreError(f"KV of rank {rank} dropped while {num_users} leases use it")
+        return self._evictor.drop_kv(rank)
+
     def free(self, rank: Rank, block_ids: list[BlockId]) -> None:
         """A request's blocks go back. Raises StoreError, and changes nothing, if one is free or the tree's."""
         self._check_rank(rank)
@@ -281,7 +290,7 @@ class PrefixStore:
             kv_blocks_used=tuple(pool.num_blocks - pool.num_free for pool in self._pools),
             kv_blocks_leased=sum(part.leased for part in kv),
             kv_bytes=sum(part.stored for part in kv) * self._kv_bytes_per_block,
-            route_bytes=self._route_bytes,
+            route_bytes=self._account.routes.stored * self._route_block_bytes,
             score_bytes=self._account.scores.stored,
             kv_blocks_evicted=self._evictor.kv_blocks_evicted,
             route_blocks_evicted=self._evictor.route_blocks_evicted,
@@ -302,16 +311,7 @@ class PrefixStore:
         check.ownership(self._pools)
         check.accounts(self._account, self._pools)
         check.queues(self._evictor)
-        check.require(
-            self._account.routes.stored <= self._max_route_blocks, "over the route budget"
-        )
-        check.require(
-            self._account.scores.stored <= self._scores.max_bytes, "over the score budget"
-        )
-
-    @property
-    def _route_bytes(self) -> int:
-        return self._account.routes.stored * self._route_block_bytes
+        check.budgets(self._account, self._max_route_blocks, self._scores.max_bytes)
 
     def _keys(self, token_ids: TokenIds) -> BlockKeys:
         if token_ids.dtype != _INT32 or token_ids.ndim != 1:

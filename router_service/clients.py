@@ -44,6 +44,8 @@ class PrefixStore(Protocol):
 
     def allocate(self, rank: Rank, num_blocks: int) -> list[BlockId] | None: ...
 
+    def drop_kv(self, rank: Rank) -> int: ...
+
     def free(self, rank: Rank, block_ids: list[BlockId]) -> None: ...
 
     def num_allocatable(self, rank: Rank) -> int: ...
@@ -77,7 +79,7 @@ class Workers(Protocol):
     def execute(self, step: StepDescriptor) -> list[StepResult]:
         """Runs one step on every rank and returns all results, by rank.
 
-        Raises RankLostError or DeadlineError, which name the rank that did not answer.
+        Raises RankLostError or DeadlineError, which name the rank that did not answer, or GroupBrokenError.
         """
         ...
 

@@ -5,19 +5,21 @@ No sockets here: `engine_service` feeds it and ships what it returns.
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from cluster.errors import CellError, OverloadedError, RequestError
-from cluster.messages import Completion, FeatureStates, OutputDelta, RoutePart, Submit
+from cluster.messages import FeatureStates, Submit
 from cluster.prefix_match import Eviction
 from cluster.scores import ScoreColumns
-from cluster.types import EvictTarget, FinishReason, SeqId, StepId
+from cluster.types import EvictTarget, FinishReason, Rank, SeqId, StepId
 from cluster.worker_messages import StepDescriptor, StepResult
 from router_service.answer import Answer
 from router_service.completion import NOT_FINITE, completion_of
 from router_service.engine_limits import EngineLimits
 from router_service.engine_parts import EngineParts
+from router_service.outbox import ClientDelta, Outbox
 from router_service.publisher import Publisher
+from router_service.rank_loss import LostRanks, RankLoss
 from router_service.request import Request
 from router_service.route_outlet import RouteOutlet
 from router_service.scheduler import Schedule
@@ -31,14 +33,6 @@ MAX_CHECKED_NODES = 10_000
 """A store with more nodes is not walked through while it is idle: the next request would wait for that."""
 PLAN_POLL_SECONDS = 0.02
 """With nothing to do but wait for a plan, clients are served at least so often."""
-
-
-@dataclass(frozen=True)
-class ClientDelta:
-    """One delta and the HTTP server that it goes to."""
-
-    client: bytes
-    delta: OutputDelta
 
 
 class Engine:
@@ -70,10 +64,13 @@ class Engine:
         self._finishing: list[Request] = []
         self._scoring: list[Request] = []
         """Those who wait for the scores of their prompt."""
-        self._deltas: list[ClientDelta] = []
+        self._outbox = Outbox(weights.version)
         self._next_seq_id = 0
         self._next_route_id = 0
-        self.num_steps = 0
+        self._rank_loss = RankLoss(parts.scheduler, parts.store, parts.plans, self._publisher)
+        self._has_open_step = False
+        self.num_steps = self.num_discarded_steps = 0
+        """The first counts the others too."""
 
     # --- from HTTP servers, between steps
 
@@ -154,7 +151,7 @@ class Engine:
         requests = list(self._requests.values())
         for request in requests:
             request.error = reason
-            self._tell(request, [], completion=completion_of(request, "error"))
+            self._outbox.tell(request, completion=completion_of(request, "error"))
         # apart, so that all errors are there whatever state the rest is in
         for request in requests:
             self._forget(request, "error")
@@ -176,13 +173,13 @@ class Engine:
         """The next step is that of other weights. What has begun ends, to be asked for again if `restart` and nothing
         of its answer was shown; what has not goes on; nothing that the old ones made is left in store or plans."""
         self._weights = replace(self._weights, fingerprint=fingerprint)
+        self._outbox.weight_version = self._weights.version
         begun = [r for r in self._requests.values() if r.answer.has_begun]
         again = {r for r in begun if restart and not r.answer.may_be_shown}
         for request in begun:
             request.error = f"the weights were exchanged for {self._weights.version} while it ran"
-            self._tell(
-                request, [], completion=completion_of(request, "abort", again=request in again)
-            )
+            completion = completion_of(request, "abort", again=request in again)
+            self._outbox.tell(request, completion=completion)
             self._drop(request, "abort")
         for request in self._requests.values():
             request.move_to(self._weights.namespace(request.tenant, request.cache_salt))
@@ -190,27 +187,37 @@ class Engine:
         evicted = self._store.exchange_weights(fingerprint)
         return WeightExchange(len(begun) - len(again), len(again), evicted)
 
-    def set_features(
-        self,
-        *,
-        route_replay: bool | None = None,
-        planned_dispatch: bool | None = None,
-        prefix_store: bool | None = None,
-    ) -> None:
-        """From the next step on; None leaves a feature as it is. Running requests keep what they have taken."""
-        self._features.switch(
-            route_replay=route_replay,
-            planned_dispatch=planned_dispatch,
-            prefix_store=prefix_store,
-        )
+    def set_features(self, **switches: bool | None) -> None:
+        """By name, from the next step on; None leaves one as it is. Running requests keep what they have taken."""
+        self._features.switch(**switches)
+
+    # --- when a rank is lost
+
+    def discard_step(self) -> None:
+        """The step that was under way, if one was, is not: no token of it is known, and its id is not used again."""
+        if not self._has_open_step:
+            return
+        self._has_open_step = False
+        self._publisher.discard(StepId(self.num_steps))
+        self.num_steps += 1
+        self.num_discarded_steps += 1
+
+    def lose_ranks(self, ranks: list[Rank]) -> LostRanks:
+        """Other processes are these ranks now, and hold nothing. Requests there go back to the queue with the tokens
+        and routes that they have; routes and scores in the store stay. No rank holds any plan after the next step."""
+        self._collect_frames()
+        lost = self._rank_loss.lose(ranks, self._requests.values(), StepId(self.num_steps))
+        self._finishing = [r for r in self._finishing if r.finish_reason is not None]
+        self._complete_finished()
+        return lost
 
     @property
     def features(self) -> FeatureStates:
         return self._features.states
 
     @property
-    def weight_version(self) -> str:
-        return self._weights.version
+    def weights(self) -> ServedWeights:
+        return self._weights
 
     # --- the loop
 
@@ -228,13 +235,13 @@ class Engine:
 
     def take_deltas(self) -> list[ClientDelta]:
         """What happened since the last call, in order."""
-        deltas, self._deltas = self._deltas, []
-        return deltas
+        return self._outbox.take()
 
     def step(self) -> None:
         """One step of all ranks, or, when nothing can be scheduled, the wait for routes still on their way.
 
-        Raises CellError when the step could not be executed: no token is accepted and nothing published then.
+        Raises CellError when the step could not be executed: no token is accepted and nothing published then, and it is
+        to be discarded before the next.
         """
         started = self._clock()
         self._outlet.begin_step()
@@ -248,8 +255,10 @@ class Engine:
         scheduled = self._clock()
         descriptor = self._build(schedule)
         built = self._clock()
+        self._has_open_step = True
         results = self._workers.execute(descriptor)
         executed = self._clock()
+        self._has_open_step = False
         self._update(schedule, results)
         timeline = StepTimeline(
             schedule=scheduled - started,
@@ -322,17 +331,21 @@ class Engine:
         self._collect_frames()
 
     def _retire_if_done(self, request: Request) -> None:
-        """A request that generates nothing ends with the last token that it needs."""
+        """A request that generates nothing (more) ends with the last token that it needs."""
         if request.generates or request.num_uncomputed_tokens or request.finish_reason is not None:
             return
-        self._retire(request, "length")
+        self._retire(request, request.end_reason or "length")
 
     def _accept(self, request: Request, token_id: int, score: ScoreColumns) -> None:
         if request.finish_reason is not None:
             return
         request.append_token(token_id, score)
         self._observer.token(request, self._clock())
-        self._tell(request, [token_id], scores=score if request.return_scores else None)
+        self._outbox.tell(
+            request,
+            token_ids=[token_id],
+            scores=score if request.return_scores else None,
+        )
         if token_id in request.sampling.stop_token_ids:
             self._retire(request, "stop")
         elif request.num_output_tokens >= request.sampling.max_tokens:
@@ -367,7 +380,7 @@ class Engine:
         """To those whose prompt is scored now."""
         for request in [r for r in self._scoring if r.was_admitted and r.score_log.is_complete]:
             self._scoring.remove(request)
-            self._tell(request, [], prompt_scores=request.score_log.prompt_columns())
+            self._outbox.tell(request, prompt_scores=request.score_log.prompt_columns())
 
     def _wait(self, schedule: Schedule) -> None:
         if schedule.awaits_plans:
@@ -394,7 +407,7 @@ class Engine:
     def _complete_finished(self) -> None:
         self._tell_prompt_scores()
         for request, part in self._outlet.next_parts():
-            self._tell(request, [], routes=part)
+            self._outbox.tell(request, routes=part)
         ready = [r for r in self._finishing if self._outlet.is_complete(r)]
         for request in ready:
             self._finishing.remove(request)
@@ -403,23 +416,8 @@ class Engine:
     def _complete(self, request: Request) -> None:
         reason = request.finish_reason
         assert reason is not None
-        self._tell(request, [], completion=completion_of(request, reason))
+        self._outbox.tell(request, completion=completion_of(request, reason))
         self._drop(request, reason)
-
-    def _tell(
-        self,
-        request: Request,
-        token_ids: list[int],
-        *,
-        completion: Completion | None = None,
-        scores: ScoreColumns | None = None,
-        prompt_scores: ScoreColumns | None = None,
-        routes: RoutePart | None = None,
-    ) -> None:
-        request.answer.was_told |= routes is None  # those are shown with the end
-        told = (token_ids, completion, scores, prompt_scores, self._weights.version, routes)
-        delta = OutputDelta(request.request_id, *told)
-        self._deltas.append(ClientDelta(request.client, delta))
 
     def _drop(self, request: Request, reason: FinishReason) -> None:
         """Forgets a request, here and at its rank."""

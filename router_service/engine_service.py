@@ -18,35 +18,40 @@ from cluster.errors import CellError, OverloadedError, RankLostError, RequestErr
 from cluster.log import logger
 from cluster.messages import (
     Abort,
-    CellStatus,
     EvictCommand,
     FeaturesCommand,
     FeaturesReport,
     Finish,
+    GroupWanted,
     MetricsQuery,
     MetricsText,
     OutputBatch,
     OutputDelta,
     RankLost,
     Refused,
+    Regroup,
     StatusQuery,
     Stop,
     Submit,
     SubmitAll,
     ToEngine,
     ToHttpServer,
+    ToLauncher,
     UpdateWeights,
+    Watching,
     WeightsRefused,
     WeightsUpdated,
 )
 from cluster.metrics import Metrics
 from cluster.wire import Decoder, encode
 from cluster.worker_messages import CellIdentity
+from router_service.cell_report import refresh_gauges, status_of
 from router_service.clients import PrefixStore
 from router_service.engine_composition import ServedShapes, Surroundings, compose_engine
 from router_service.engine_sockets import EngineSockets, largest_frame
 from router_service.eviction import evict
 from router_service.fragment_pool import PlanCompiler
+from router_service.recovery import Recovery
 from router_service.served_checkpoint import WeightSource
 from router_service.step_clock import StepClock
 from router_service.step_metrics import StepMetrics
@@ -70,7 +75,7 @@ _Command = SubmitAll | Abort | Finish | EvictCommand | FeaturesCommand | UpdateW
 
 
 class _StopAsked(Exception):
-    """Stop came while no step could run: before the workers were ready, or while they read other weights."""
+    """Stop came while no step could run: at the start, or while the cell was paused."""
 
 
 class EngineService:
@@ -112,7 +117,7 @@ class EngineService:
         self._stopping: str | None = None
         self.has_update = False
         """An update of the weights waits or is under way."""
-        self._updating = ""
+        self._paused = ""
         """Why no step runs just now."""
         cell = config.cell
         self._workers = WorkerClient(
@@ -131,6 +136,16 @@ class EngineService:
             draw_seed=lambda: secrets.randbits(63),
         )
         self._engine = compose_engine(config, identity, shapes, around)
+        self._launcher: bytes | None = None
+        self.regroup: Regroup | None = None
+        """See `recovery.RecoverySurroundings`."""
+        self._recovery = Recovery(
+            self._engine,
+            self._workers,
+            self,
+            identity,
+            limit_seconds=cell.recovery_limit_seconds,
+        )
         self._weight_update = WeightUpdate(
             self._engine,
             self._workers,
@@ -168,6 +183,13 @@ class EngineService:
         return None
 
     def _serve(self) -> None:
+        while self._stopping is None:
+            try:
+                self._serve_unbroken()
+            except CellError as error:
+                self._recover(error)
+
+    def _serve_unbroken(self) -> None:
         checked = True
         while self._stopping is None:
             upkeep_seconds = self._store.upkeep()
@@ -183,6 +205,28 @@ class EngineService:
             elif not self._wait_for_client_message(None if checked else IDLE_CHECK_SECONDS):
                 self._engine.check_invariants()
                 checked = True
+
+    # --- when the ranks cannot exchange any more
+
+    def _recover(self, error: CellError) -> None:
+        if self._weight_update.is_half_done:
+            raise error
+        self._ship()
+        self._paused = f"recovering: {error}"
+        try:
+            recovered = self._recovery.run(error)
+        finally:
+            self._paused = ""
+        self._metrics.recovery_seconds.observe(recovered.seconds)
+        tokens = self._metrics.recovered_tokens
+        tokens.labels("replayed").inc(recovered.lost.num_routed_tokens)
+        tokens.labels("computed").inc(recovered.lost.num_unrouted_tokens)
+        self._ship()
+
+    def ask_for_group(self, wanted: GroupWanted) -> None:
+        """See `recovery.RecoverySurroundings`."""
+        if self._launcher is not None:
+            self._send(self._launcher, wanted)
 
     def _wait_for_client_message(self, timeout_seconds: float | None) -> bool:
         """Sleeps until a message is there (True) or the timeout has passed. A worker may fail while idle."""
@@ -245,20 +289,33 @@ class EngineService:
             case UpdateWeights():
                 self._take_update(peer, message)
             case MetricsQuery(query_id):
-                self._refresh_gauges()
+                refresh_gauges(self._metrics, self._engine, self._store.stats())
                 self._send(peer, MetricsText(query_id, self._metrics.render()))
             case StatusQuery(query_id):
-                self._send(peer, self._status(query_id))
+                reason = self._not_ready or self._paused
+                about = self._identity, self._workers.places, self._engine, self._store.stats()
+                self._send(peer, status_of(query_id, reason, *about))
+            case Stop() | RankLost() | Watching() | Regroup():
+                self._take_from_launcher(peer, message, may_raise=may_raise)
+
+    def _take_from_launcher(
+        self, peer: bytes, message: Stop | RankLost | Watching | Regroup, *, may_raise: bool
+    ) -> None:
+        match message:
             case Stop(reason):
                 self._stop(reason)
             case RankLost(rank, reason):
                 if may_raise:
                     raise RankLostError(rank, reason)
+            case Watching():
+                self._launcher = peer
+            case Regroup():
+                self.regroup = message
 
     def _stop(self, reason: str) -> None:
         """At the end of the step; raises _StopAsked where none will end soon."""
         self._stopping = reason
-        if self._not_ready == STARTING or self._updating:
+        if self._not_ready == STARTING or self._paused:
             raise _StopAsked
 
     def _take_submits(self, peer: bytes, message: SubmitAll, submits: list[Submit]) -> None:
@@ -325,7 +382,7 @@ class EngineService:
 
     def _update_weights(self, peer: bytes, command: UpdateWeights) -> None:
         """Whoever asked is answered, also when the cell fails at it."""
-        self._updating = f"weights are read from {command.model_dir}"
+        self._paused = f"weights are read from {command.model_dir}"
         answer: WeightsUpdated | WeightsRefused
         try:
             if self._not_ready:
@@ -336,9 +393,11 @@ class EngineService:
             self._send(peer, WeightsRefused(command.query_id, "unavailable", str(error)))
             raise
         finally:
-            self._updating = ""
+            self._paused = ""
             self.has_update = False
-        outcome = "updated" if isinstance(answer, WeightsUpdated) else "refused"
+        outcome = "refused"
+        if isinstance(answer, WeightsUpdated):
+            outcome, self._recovery.model_dir = "updated", command.model_dir
         self._metrics.weight_updates.labels(outcome).inc()
         self._ship()
         self._send(peer, answer)
@@ -389,7 +448,7 @@ class EngineService:
         for client in gone:
             self._engine.abort_all(client)
 
-    def _send(self, peer: bytes, message: ToHttpServer) -> bool:
+    def _send(self, peer: bytes, message: ToHttpServer | ToLauncher) -> bool:
         """False when the HTTP server is gone."""
         try:
             self._client_socket.send(peer, encode(message))
@@ -397,51 +456,3 @@ class EngineService:
             _LOG.warning("http server gone peer=%r reason=%s", peer, error)
             return False
         return True
-
-    def _status(self, query_id: int) -> CellStatus:
-        stats = self._store.stats()
-        return CellStatus(
-            query_id=query_id,
-            ready=not (self._not_ready or self._updating),
-            reason=self._not_ready or self._updating,
-            ep_size=self._identity.ep_size,
-            placement_epoch=self._identity.placement_epoch,
-            dispatch=self._identity.dispatch,
-            num_waiting=self._engine.num_waiting,
-            num_running=self._engine.num_running,
-            kv_blocks_free=list(stats.kv_blocks_free),
-            kv_blocks_used=list(stats.kv_blocks_used),
-            kv_blocks_leased=stats.kv_blocks_leased,
-            store_nodes=stats.num_nodes,
-            store_bytes={
-                "kv": stats.kv_bytes,
-                "routes": stats.route_bytes,
-                "scores": stats.score_bytes,
-            },
-            steps_total=self._engine.num_steps,
-            features=self._engine.features,
-            weight_version=self._engine.weight_version,
-            state=stats.state,
-            places=self._workers.places,
-        )
-
-    def _refresh_gauges(self) -> None:
-        """Gauges and counters that mirror the store are set when somebody looks."""
-        stats, metrics = self._store.stats(), self._metrics
-        metrics.requests_waiting.set(self._engine.num_waiting)
-        metrics.requests_running.set(self._engine.num_running)
-        metrics.prefix_store_nodes.set(stats.num_nodes)
-        metrics.set_state(stats.state)
-        metrics.prefix_store_bytes.labels("kv").set(stats.kv_bytes)
-        metrics.prefix_store_bytes.labels("routes").set(stats.route_bytes)
-        metrics.prefix_store_bytes.labels("scores").set(stats.score_bytes)
-        for rank in range(self._identity.ep_size):
-            metrics.kv_blocks_free.labels(rank).set(stats.kv_blocks_free[rank])
-            metrics.kv_blocks_used.labels(rank).set(stats.kv_blocks_used[rank])
-        metrics.set_evictions(
-            {
-                "kv": stats.kv_blocks_evicted,
-                "routes": stats.route_blocks_evicted,
-                "scores": stats.score_blocks_evicted,
-            }
-        )

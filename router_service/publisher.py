@@ -33,6 +33,8 @@ class Publisher:
         self._observer = observer
         self._routes: Expected = {}
         self._scores: Expected = {}
+        self._discarded: set[StepId] = set()
+        self._lost_before: dict[Rank, StepId] = {}
 
     def expect(self, step_id: StepId, chunks: Sequence[ScheduledChunk]) -> None:
         """For these chunks the gate chose routes, or scores were asked; their frames follow, per rank in this order."""
@@ -49,6 +51,8 @@ class Publisher:
     def take(self, frame: LateFrame) -> None:
         """What one rank's chunks of one step waited for."""
         step_id, rank, start = StepId(frame.step_id), Rank(frame.rank), 0
+        if step_id in self._discarded or step_id < self._lost_before.get(rank, 0):
+            return
         for num_tokens in frame.num_tokens.tolist():
             end = start + num_tokens
             if isinstance(frame, ScoreFrame):
@@ -121,6 +125,18 @@ class Publisher:
         assert request.lease is not None
         self._store.record_scores(request.lease, start, log.slice(start, end))
         log.num_stored = end
+
+    def discard(self, step_id: StepId) -> None:
+        """A step that was not committed: what ranks that did their share send of it is not waited for."""
+        self._discarded.add(step_id)
+
+    def lose_rank(self, rank: Rank, before: StepId) -> None:
+        """Of steps before this one nothing more is waited for from the rank, and nothing taken that still comes."""
+        self._lost_before[rank] = before
+        for expected in (self._routes, self._scores):
+            for key in [key for key in expected if key[1] == rank]:
+                for chunk in expected.pop(key):
+                    chunk.request.num_pending_frames -= 1
 
     def forget(self, request: Request) -> None:
         """A dropped request: frames that still come for it are recorded nowhere."""

@@ -129,6 +129,8 @@ class Request:
         self.unreplayed_tokens = 0
         """Prompt tokens whose recorded routes are not used because replay is off."""
         self.finish_reason: FinishReason | None = None
+        self.end_reason: FinishReason | None = None
+        """With this it had ended when its rank was lost, before all was there that its client asked for."""
         self.error: str | None = None
         self.is_at_fault = False
         """See Completion."""
@@ -152,7 +154,7 @@ class Request:
 
     @property
     def generates(self) -> bool:
-        return self.sampling.max_tokens > 0
+        return self.sampling.max_tokens > 0 and self.end_reason is None
 
     @property
     def num_uncomputed_tokens(self) -> int:
@@ -163,8 +165,8 @@ class Request:
         """All; of a request that generates nothing those from which its last score or its last routes come."""
         if self.generates:
             return self.num_tokens
-        needs_routes = self.return_routes and self.num_recorded_tokens < self.num_prompt_tokens - 1
-        return 0 if self.score_log.is_complete and not needs_routes else self.num_prompt_tokens - 1
+        needs_routes = self.return_routes and self.num_recorded_tokens < self.num_tokens - 1
+        return 0 if self.score_log.is_complete and not needs_routes else self.num_tokens - 1
 
     @property
     def num_recorded_tokens(self) -> int:
@@ -173,9 +175,7 @@ class Request:
     @property
     def first_needed_token(self) -> int:
         """From here on hidden states are needed; of the tokens before, KV is enough."""
-        if self.num_output_tokens:
-            return self.num_tokens
-        if self.recompute_prompt:
+        if self.recompute_prompt and not self.num_output_tokens:
             return 0
         if self.score_log.is_complete:
             return self.num_tokens
@@ -205,6 +205,17 @@ class Request:
             key = hashlib.blake2b(key + data[end - width : end], digest_size=_KEY_BYTES).digest()
             keys.append(key)
         return keys
+
+    def end_later(self) -> bool:
+        """Its rank is lost with something of what its client asked for. True if there is such a thing: then it is
+        computed again, and ends for its old reason when it is there."""
+        reason, self.end_reason = self.finish_reason, self.finish_reason
+        if not self.num_uncomputed_tokens:
+            self.end_reason = None
+            return False
+        assert reason is not None
+        self.finish_reason = None
+        return True
 
     def move_to(self, namespace: Namespace) -> None:
         """Before it has begun: nothing was taken from where it was."""

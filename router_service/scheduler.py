@@ -156,6 +156,15 @@ class Scheduler:
         self.running.remove(request)
         self.retired.append(request)
 
+    def displace(self, request: Request) -> None:
+        """Takes a request off its rank, for good if it has ended, else back to the queue."""
+        holders = self.retired if request in self.retired else self.running
+        holders.remove(request)
+        self._give_back(request)
+        request.home_rank = None
+        if request.finish_reason is None:
+            self.add(request)
+
     def _give_back(self, request: Request) -> None:
         self._plans.release(request)
         if request.home_rank is not None and request.private_blocks:
@@ -251,11 +260,8 @@ class Scheduler:
                 return False
 
     def _preempt(self, request: Request) -> None:
-        self.running.remove(request)
-        self._give_back(request)
-        request.home_rank = None
+        self.displace(request)
         self.num_preemptions += 1
-        self.add(request)
 
     # --- admission
 

@@ -93,6 +93,8 @@ class WeightUpdate:
         self._timeout_seconds = timeout_seconds
         self._clock = clock
         self._update_ids = itertools.count(1)
+        self.is_half_done = False
+        """Some ranks may serve the other weights and some not: a cell that breaks now ends."""
 
     def run(self, command: UpdateWeights) -> WeightsUpdated | WeightsRefused:
         """Refused: all is as it was before. Raises CellError when the cell cannot go on, as a step does."""
@@ -162,7 +164,9 @@ class WeightUpdate:
         self._around.end_requests()
         self._engine.settle()
         exchange = self._engine.exchange_weights(fingerprint, restart=command.running == "restart")
+        self.is_half_done = True
         self._ranks.commit_weights(CommitWeights(next(self._update_ids)), self._timeout_seconds)
+        self.is_half_done = False
         updated = WeightsUpdated(
             query_id=command.query_id,
             weight_version=weight_version(fingerprint),

@@ -10,7 +10,7 @@ import zmq
 from msgspec.structs import asdict
 
 from cluster.channel import PullSocket, RouterSocket
-from cluster.errors import CellError, DeadlineError, RankLostError
+from cluster.errors import CellError, DeadlineError, GroupBrokenError, RankLostError
 from cluster.rank_place import RankPlace
 from cluster.types import Rank
 from cluster.wire import Decoder, encode
@@ -18,6 +18,8 @@ from cluster.worker_messages import (
     CellIdentity,
     CommitWeights,
     DiscardWeights,
+    GroupBroken,
+    JoinGroup,
     LateFrame,
     MeasureWeights,
     PlanPart,
@@ -37,10 +39,6 @@ from cluster.worker_messages import (
     WorkerStop,
 )
 from router_service.step_clock import StepClock
-
-BLAME_SECONDS = 3.0
-"""How long the launcher may take to name a dead rank after an exchange broke."""
-
 
 A = TypeVar("A", StepResult, WeightsMeasured, WeightsPrepared, WeightsCommitted)
 
@@ -78,6 +76,8 @@ class WorkerClient:
         self._incarnations: dict[int, str] = {}
         self._places: dict[int, RankPlace] = {}
         self._held: list[PlansHeld] = []
+        self._unreachable: dict[int, str] = {}
+        """Ranks that something could not be sent to, since the last group came together."""
         self._poller = zmq.Poller()
         self._route_poller = zmq.Poller()
         for poller in (self._poller, self._route_poller):
@@ -98,7 +98,7 @@ class WorkerClient:
         ready: dict[int, WorkerReady] = {}
         deadline = time.monotonic() + timeout_seconds
         while len(ready) < self._num_ranks:
-            message = self._receive(deadline)
+            message = self.receive(deadline)
             if message is None:
                 missing = [r for r in range(self._num_ranks) if r not in ready]
                 raise DeadlineError(
@@ -110,22 +110,33 @@ class WorkerClient:
             if isinstance(message, WorkerReady):
                 ready[message.rank] = message
         by_rank = [ready[rank] for rank in range(self._num_ranks)]
-        self._refuse_differences(by_rank)
-        self._incarnations = {message.rank: message.incarnation for message in by_rank}
-        self._places = {message.rank: message.place for message in by_rank}
+        self.take_group(by_rank, self._identity)
         return by_rank
 
-    def _refuse_differences(self, by_rank: list[WorkerReady]) -> None:
-        """Raises one CellError that names every rank, field and pair of values that differ."""
-        expected = asdict(self._identity)
+    def take_group(self, ready: list[WorkerReady], expected: CellIdentity) -> list[Rank]:
+        """From now on these processes, by rank, are the ranks. Returns those ranks whose process is a new one.
+
+        Raises one CellError that names every new rank, field and pair of values that differ from what is expected.
+        """
+        new = [m for m in ready if self._incarnations.get(m.rank) != m.incarnation]
+        wanted = asdict(expected)
         differences = [
-            f"rank {ready.rank} has {field} {value!r}, the engine expects {expected[field]!r}"
-            for ready in by_rank
-            for field, value in asdict(ready.identity).items()
-            if value != expected[field]
+            f"rank {message.rank} has {field} {value!r}, the engine expects {wanted[field]!r}"
+            for message in new
+            for field, value in asdict(message.identity).items()
+            if value != wanted[field]
         ]
         if differences:
             raise CellError("; ".join(differences))
+        self._incarnations = {message.rank: message.incarnation for message in ready}
+        self._places = {message.rank: message.place for message in ready}
+        self._unreachable.clear()
+        return [Rank(message.rank) for message in new]
+
+    def tell_to_join(self, ranks: list[int], message: JoinGroup) -> None:
+        """One that cannot be told is lost: the launcher will say so."""
+        for rank in ranks:
+            self._send(Rank(rank), encode(message))
 
     def stop(self) -> None:
         """Asks every reachable worker to leave; a dead one is skipped."""
@@ -137,11 +148,11 @@ class WorkerClient:
                 continue  # it is gone already, which is what was asked
 
     def take_failure(self) -> None:
-        """Between steps a worker speaks only to acknowledge, or to say that it failed. Raises RankLostError then."""
+        """Between steps a worker speaks only to acknowledge, or to say that it failed. Raises RankLostError or
+        GroupBrokenError then."""
         while (received := self._workers.receive(0.0)) is not None:
             message = self._decoder.decode(received[1])
-            if isinstance(message, WorkerFailed):
-                self._blame(message)
+            _raise_failure(message)
             if isinstance(message, PlansHeld):
                 self._note_held(message)
 
@@ -161,6 +172,7 @@ class WorkerClient:
 
     def plans_held(self, timeout_seconds: float) -> list[PlansHeld]:
         """What the present process of each rank has acknowledged since the last call."""
+        self._require_reachable()
         self.take_failure()
         if timeout_seconds and not self._held:
             events = dict(self._poller.poll(int(timeout_seconds * 1000) + 1))
@@ -232,17 +244,24 @@ class WorkerClient:
             self._held.append(message)
 
     def _send(self, rank: Rank, frame: bytes) -> None:
+        """That a rank is gone is found out where an answer is waited for, and not in the middle of what goes before."""
         try:
             self._workers.send(peer_name(rank), frame)
         except CellError as error:
-            raise RankLostError(rank, str(error)) from error
+            self._unreachable.setdefault(rank, str(error))
 
     def _send_all(self, frame: bytes) -> None:
         for rank in range(self._num_ranks):
             self._send(Rank(rank), frame)
+        self._require_reachable()
+
+    def _require_reachable(self) -> None:
+        for rank, reason in self._unreachable.items():
+            raise RankLostError(rank, reason)
 
     def _await_routes(self, timeout_seconds: float) -> None:
         """Until a frame is there or the timeout has passed. Serves clients; raises when a rank fails meanwhile."""
+        self._require_reachable()
         deadline = time.monotonic() + timeout_seconds
         while (remaining := deadline - time.monotonic()) > 0:
             events = dict(self._route_poller.poll(int(remaining * 1000) + 1))
@@ -266,27 +285,22 @@ class WorkerClient:
         self, kind: type[A], is_meant: Callable[[A], bool], deadline: float, what_is_late: str
     ) -> list[A]:
         """One of each rank, by rank. Raises DeadlineError that says of the missing ranks `what_is_late`, RankLostError
-        for one that failed."""
+        for one that failed, GroupBrokenError."""
         answers: dict[int, A] = {}
         while len(answers) < self._num_ranks:
-            message = self._receive(deadline)
+            message = self.receive(deadline)
             if message is None:
                 missing = [r for r in range(self._num_ranks) if r not in answers]
-                raise DeadlineError(f"rank {', '.join(map(str, missing))} {what_is_late}")
-            if isinstance(message, WorkerFailed):
-                self._blame(message)
+                raise DeadlineError(
+                    f"rank {', '.join(map(str, missing))} {what_is_late}",
+                    silent_ranks=tuple(missing),
+                )
+            _raise_failure(message)
             if isinstance(message, kind) and is_meant(message):
                 answers[message.rank] = message
         return [answers[rank] for rank in range(self._num_ranks)]
 
-    def _blame(self, failure: WorkerFailed) -> None:
-        """Raises. After a broken exchange the launcher gets a moment to name the rank that really died."""
-        deadline = time.monotonic() + (BLAME_SECONDS if failure.exchange else 0.0)
-        while time.monotonic() < deadline:
-            self._receive(deadline)  # `on_client_message` raises when the launcher reports a death
-        raise RankLostError(failure.rank, failure.reason)
-
-    def _receive(self, deadline: float) -> ToEngineFromWorker | None:
+    def receive(self, deadline: float) -> ToEngineFromWorker | None:
         """The next message of any worker, or None once the deadline has passed. Serves clients meanwhile.
 
         An answer that is there counts also when this process woke up too late to take it in time.
@@ -305,3 +319,10 @@ class WorkerClient:
             events = dict(self._poller.poll(int(remaining * 1000) + 1))
             if self._client_socket in events:
                 self._on_client_message()
+
+
+def _raise_failure(message: ToEngineFromWorker) -> None:
+    if isinstance(message, WorkerFailed):
+        raise RankLostError(message.rank, message.reason)
+    if isinstance(message, GroupBroken):
+        raise GroupBrokenError(message.rank, message.reason)

@@ -123,6 +123,9 @@ class ContentWorkers:
     block_size: int
     frame_delay: int = 0
     dead_rank: int | None = None
+    """Steps are sent to all, and fail."""
+    does_share: bool = False
+    """Of a failing step every rank does its share all the same, and sends what follows it."""
     root: bytes = ROOT
     poisoned: set[int] = field(default_factory=set)
     steps: list[StepRecord] = field(default_factory=list)
@@ -151,12 +154,21 @@ class ContentWorkers:
         self._routes[rank, chunk.route_id] = chunk
 
     def execute(self, step: StepDescriptor) -> list[StepResult]:
-        if self.dead_rank is not None:
+        if self.dead_rank is not None and not self.does_share:
             raise RankLostError(self.dead_rank, "killed by the test")
         self.steps.append(StepRecord({}, {}))
         results = [self._execute_rank(rank, step) for rank in range(self.num_ranks)]
         self._routes.clear()
+        if self.dead_rank is not None:
+            raise RankLostError(self.dead_rank, "killed by the test")
         return results
+
+    def lose_rank(self, rank: int, num_frames: int) -> None:
+        """Another process is this rank. Of its frames so many arrive late and the others never."""
+        self._kv = {key: content for key, content in self._kv.items() if key[0] != rank}
+        self.sequences = {key for key in self.sequences if key[0] != rank}
+        late = [entry for entry in self._frames if entry[1].rank == rank][:num_frames]
+        self._frames = deque(e for e in self._frames if e[1].rank != rank or e in late)
 
     def frames(self, timeout_seconds: float) -> list[LateFrame]:
         self._calls += self.frame_delay + 1 if timeout_seconds else 1

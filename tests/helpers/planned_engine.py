@@ -5,6 +5,7 @@ Content workers have no experts that rows could travel to: they look up the rout
 """
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -46,6 +47,9 @@ class Delays(Generic[A]):
 
     def put(self, item: A) -> None:
         self._items.append((self._num_looks + self._rng.randint(0, self._max_looks), item))
+
+    def drop(self, is_meant: Callable[[A], bool]) -> None:
+        self._items = [(due, item) for due, item in self._items if not is_meant(item)]
 
     def take(self, *, wait: bool) -> list[A]:
         self._num_looks += 1
@@ -103,6 +107,11 @@ class AcknowledgingRanks:
         digest = b"of another" if rank == self._mixed_up_rank else part.digest
         self._delays.put((rank, HeldPlan(part.fragment_id, digest)))
 
+    def lose(self, rank: Rank) -> None:
+        """Its process is gone, with what it holds and what it was about to say."""
+        self.held = {(holder, fragment_id) for holder, fragment_id in self.held if holder != rank}
+        self._delays.drop(lambda item: item[0] == rank)
+
     def plans_held(self, timeout_seconds: float) -> list[PlansHeld]:
         held = self._delays.take(wait=timeout_seconds > 0)
         self.held.update((rank, plan.fragment_id) for rank, plan in held)
@@ -124,6 +133,7 @@ class FragmentReadingWorkers(ContentWorkers):
         self._ranks = ranks
         self.num_planned_tokens = 0
         self.num_evicted_fragments = 0
+        self._dropped: set[int] = set()
 
     def execute(self, step: StepDescriptor) -> list[StepResult]:
         self._evict(step.evicted_fragment_ids.tolist())
@@ -144,9 +154,15 @@ class FragmentReadingWorkers(ContentWorkers):
 
     def _evict(self, fragment_ids: list[int]) -> None:
         for fragment_id in fragment_ids:
+            assert fragment_id not in self._dropped
+            self._dropped.add(fragment_id)
             for rank in range(self.num_ranks):
-                self._ranks.held.remove((Rank(rank), fragment_id))  # KeyError: dropped twice
+                self._ranks.held.discard((Rank(rank), fragment_id))
             self.num_evicted_fragments += 1
+
+    def lose_rank(self, rank: int, num_frames: int) -> None:
+        super().lose_rank(rank, num_frames)
+        self._ranks.lose(Rank(rank))
 
     def _routes_of(self, rank: Rank, fragment_ids: list[int], position: int) -> ExpertRoutes:
         for fragment_id in fragment_ids:

@@ -85,6 +85,7 @@ class Simulation:
             (self.exhaust, 20),
             (self.probe, 50),
             (self.evict, 3),
+            (self.lose_rank, 3),
             (self.misuse, 30),
         ]
         actions, weights = zip(*operations, strict=True)
@@ -196,8 +197,24 @@ class Simulation:
 
     def finish(self) -> None:
         request = self._some_request(self.requests)
-        if request is None:
-            return
+        if request is not None:
+            self._end(request)
+
+    def lose_rank(self) -> None:
+        """Whoever is on it goes, and then its KV; the routes that made it stay."""
+        rank = Rank(self.random.randrange(NUM_RANKS))
+        users = [request for request in self.requests if request.rank == rank]
+        if any(request.naive_lease.ranks for request in users):
+            with pytest.raises(StoreError, match="leases use it"):
+                self.store.drop_kv(rank)
+        for request in users:
+            self._end(request)
+        num_blocks = self.store.drop_kv(rank)
+        assert num_blocks == self.naive.drop_kv(rank)
+        assert self.store.stats().kv_blocks_free[rank] == NUM_KV_BLOCKS
+        self._count("lost KV" if num_blocks else "lost nothing")
+
+    def _end(self, request: SimulatedRequest) -> None:
         self.requests.remove(request)
         self.store.release(request.lease)
         self.naive.release(request.naive_lease)

@@ -24,6 +24,7 @@ def test_random_requests_find_what_the_naive_map_says_and_nothing_else(seed: int
         "scored with room",
         "more listed",
         "nothing to allocate",
+        "lost KV",
     }
     assert events <= simulation.seen.keys()
     assert simulation.store.stats().route_blocks_evicted > 0

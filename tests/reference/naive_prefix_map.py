@@ -176,6 +176,13 @@ class NaivePrefixMap:
             and other[1][: len(tokens)] == tokens
         ]
 
+    def drop_kv(self, rank: int) -> int:
+        held = [record for record in self.records.values() if rank in record.kv]
+        for record in held:
+            del record.kv[rank], record.kv_used[rank]
+        self.num_free[rank] += len(held)
+        return len(held)
+
     def free(self, rank: int, block_ids: list[int]) -> None:
         self.num_free[rank] += len(block_ids)
 

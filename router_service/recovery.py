@@ -1,0 +1,181 @@
+"""From a group of ranks that broke to one that can run the next step: what the engine does until then.
+
+    break ── discard the open step ── ask the launcher ── Regroup ── JoinGroup ──► WorkerReady of every rank ── go on
+                                                             ▲                              │
+                                                             └──── another rank dies ◄──────┘
+
+The launcher finds out who died or hangs, starts processes in their place and says where all meet; a rank whose process
+is a new one has lost its KV. Ranks that lived keep weights, KV and what they know of sequences.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from cluster.errors import CellError, DeadlineError, GroupBrokenError, RankLostError
+from cluster.log import logger
+from cluster.messages import GroupWanted, Regroup
+from cluster.worker_messages import (
+    CellIdentity,
+    GroupBroken,
+    JoinGroup,
+    ToEngineFromWorker,
+    WorkerReady,
+)
+from router_service.engine import Engine
+from router_service.rank_loss import LostRanks
+from router_service.worker_client import WorkerClient
+
+POLL_SECONDS = 0.02
+"""How often it is looked whether the launcher has said where to meet."""
+BLAME_SECONDS = 3.0
+"""How long the launcher may take to name a dead rank after an exchange broke, where that ends the cell."""
+MAX_IN_A_ROW = 3
+"""Recoveries from broken steps, with no step in between that did not break: then the step is to blame."""
+
+_LOG = logger("recovery")
+
+
+class RecoverySurroundings(Protocol):
+    """The process around the engine."""
+
+    @property
+    def regroup(self) -> Regroup | None:
+        """The launcher's last word."""
+        ...
+
+    def ask_for_group(self, wanted: GroupWanted) -> None: ...
+
+
+@dataclass(frozen=True)
+class Recovered:
+    seconds: float
+    num_new_ranks: int
+    lost: LostRanks
+
+
+class Recovery:
+    """One at a time. Serves clients while it waits, as a step does."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        workers: WorkerClient,
+        around: RecoverySurroundings,
+        identity: CellIdentity,
+        *,
+        limit_seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """limit_seconds: from the break on; 0: whatever breaks ends the cell."""
+        self._engine = engine
+        self._workers = workers
+        self._around = around
+        self._identity = identity
+        self._limit_seconds = limit_seconds
+        self._clock = clock
+        self._generation = 0
+        self._num_in_a_row = 0
+        self._num_steps_at_last = 0
+        self.model_dir = ""
+        """Whose weights are served, where it is not the one that the cell was started with."""
+
+    def run(self, error: CellError) -> Recovered:
+        """Returns when the next step can run. Raises CellError when the cell has to end."""
+        if not self._limit_seconds:
+            raise self._named(error)
+        started = self._clock()
+        self._engine.discard_step()
+        self._count(error)
+        _LOG.warning("group broken generation=%d reason=%r", self._generation, str(error))
+        self._ask(error)
+        ready = self._gather(error, started + self._limit_seconds)
+        expected = replace(self._identity, model_fingerprint=self._engine.weights.fingerprint)
+        new = self._workers.take_group(ready, expected)
+        lost = self._engine.lose_ranks(new)
+        recovered = Recovered(self._clock() - started, len(new), lost)
+        _LOG.warning(
+            "recovered generation=%d seconds=%.1f new_ranks=%r requests=%d routed_tokens=%d unrouted_tokens=%d",
+            self._generation,
+            recovered.seconds,
+            [int(rank) for rank in new],
+            lost.num_requests,
+            lost.num_routed_tokens,
+            lost.num_unrouted_tokens,
+        )
+        return recovered
+
+    def _named(self, error: CellError) -> CellError:
+        """After a broken exchange the launcher gets a moment to name the rank that really died."""
+        deadline = self._clock() + BLAME_SECONDS
+        while isinstance(error, GroupBrokenError) and self._clock() < deadline:
+            try:
+                self._workers.receive(deadline)
+            except RankLostError as lost:
+                return lost
+        return error
+
+    def _count(self, error: CellError) -> None:
+        num_steps = self._engine.num_steps - self._engine.num_discarded_steps
+        if num_steps != self._num_steps_at_last:
+            self._num_in_a_row = 0
+        self._num_steps_at_last = num_steps
+        self._num_in_a_row += 1
+        if self._num_in_a_row > MAX_IN_A_ROW and self._engine.has_work:
+            raise CellError(
+                f"{error}; the {self._num_in_a_row}th time in a row without a step in between: what "
+                "was to be computed may be what breaks it"
+            )
+
+    def _ask(self, error: CellError) -> None:
+        silent = error.silent_ranks if isinstance(error, DeadlineError) else ()
+        self._around.ask_for_group(
+            GroupWanted(self._generation, list(silent), self.model_dir, str(error))
+        )
+
+    def _gather(self, error: CellError, deadline: float) -> list[WorkerReady]:
+        """Of every rank, by rank, in one group."""
+        group: Regroup | None = None
+        ready: dict[int, WorkerReady] = {}
+        while group is None or len(ready) < self._identity.ep_size:
+            now = self._clock()
+            if now > deadline:
+                raise DeadlineError(
+                    f"{error}; not made good within {self._limit_seconds:g} s (--recovery-limit): "
+                    + self._missing(group, ready)
+                )
+            newest = self._around.regroup
+            if newest is not None and newest.generation > self._generation:
+                group, self._generation, ready = newest, newest.generation, {}
+                self._tell_to_join(newest, deadline - now)
+            self._take(self._receive(now + POLL_SECONDS), ready)
+        return [ready[rank] for rank in range(self._identity.ep_size)]
+
+    def _tell_to_join(self, group: Regroup, timeout_seconds: float) -> None:
+        self._workers.tell_to_join(
+            group.joining_ranks,
+            JoinGroup(group.generation, group.store_address, group.store_port, timeout_seconds),
+        )
+
+    def _receive(self, deadline: float) -> ToEngineFromWorker | None:
+        try:
+            return self._workers.receive(deadline)
+        except RankLostError as lost:
+            _LOG.warning("rank lost rank=%d reason=%r", lost.rank, lost.reason)
+            return None  # whoever said so will say where the others and a new process meet
+
+    def _take(self, message: ToEngineFromWorker | None, ready: dict[int, WorkerReady]) -> None:
+        match message:
+            case WorkerReady() if message.generation == self._generation:
+                ready[message.rank] = message
+            case GroupBroken() if message.generation == self._generation and ready:
+                self._ask(GroupBrokenError(message.rank, message.reason))
+
+    def _missing(self, group: Regroup | None, ready: dict[int, WorkerReady]) -> str:
+        if group is None:
+            return "the launcher has not brought the ranks together"
+        missing = [rank for rank in range(self._identity.ep_size) if rank not in ready]
+        return f"rank {', '.join(map(str, missing))} did not join group {group.generation}"
