@@ -138,20 +138,27 @@ class Recovery:
 
     def _gather(self, error: CellError, deadline: float) -> list[WorkerReady]:
         """Of every rank, by rank, in one group."""
-        group: Regroup | None = None
+        began = self._generation
         ready: dict[int, WorkerReady] = {}
-        while group is None or len(ready) < self._identity.ep_size:
+        """Each rank's last word; that of a new process may come before the launcher's."""
+        while self._generation == began or self._missing(ready):
             now = self._clock()
             if now > deadline:
                 raise DeadlineError(
                     f"{error}; not made good within {self._limit_seconds:g} s (--recovery-limit): "
-                    + self._missing(group, ready)
+                    + self._what_is_missing(began, ready)
                 )
             newest = self._around.regroup
             if newest is not None and newest.generation > self._generation:
-                group, self._generation, ready = newest, newest.generation, {}
+                self._generation = newest.generation
                 self._tell_to_join(newest, deadline - now)
-            self._take(self._receive(now + POLL_SECONDS), ready)
+            message = self._receive(now + POLL_SECONDS)
+            if isinstance(message, WorkerReady):
+                ready[message.rank] = message
+            elif (
+                isinstance(message, GroupBroken) and began < message.generation == self._generation
+            ):
+                self._ask(GroupBrokenError(message.rank, message.reason))
         return [ready[rank] for rank in range(self._identity.ep_size)]
 
     def _tell_to_join(self, group: Regroup, timeout_seconds: float) -> None:
@@ -167,15 +174,15 @@ class Recovery:
             _LOG.warning("rank lost rank=%d reason=%r", lost.rank, lost.reason)
             return None  # whoever said so will say where the others and a new process meet
 
-    def _take(self, message: ToEngineFromWorker | None, ready: dict[int, WorkerReady]) -> None:
-        match message:
-            case WorkerReady() if message.generation == self._generation:
-                ready[message.rank] = message
-            case GroupBroken() if message.generation == self._generation and ready:
-                self._ask(GroupBrokenError(message.rank, message.reason))
+    def _missing(self, ready: dict[int, WorkerReady]) -> list[int]:
+        return [
+            rank
+            for rank in range(self._identity.ep_size)
+            if rank not in ready or ready[rank].generation != self._generation
+        ]
 
-    def _missing(self, group: Regroup | None, ready: dict[int, WorkerReady]) -> str:
-        if group is None:
+    def _what_is_missing(self, began: int, ready: dict[int, WorkerReady]) -> str:
+        if self._generation == began:
             return "the launcher has not brought the ranks together"
-        missing = [rank for rank in range(self._identity.ep_size) if rank not in ready]
-        return f"rank {', '.join(map(str, missing))} did not join group {group.generation}"
+        missing = ", ".join(map(str, self._missing(ready)))
+        return f"rank {missing} did not join group {self._generation}"

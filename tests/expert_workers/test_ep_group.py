@@ -114,7 +114,7 @@ def test_a_closed_group_can_be_joined_again() -> None:
             group: EpGroup = join_group(context.group_options, context.store(generation))
             splits = TorchGroupExchange(group.process_group).exchange_counts(torch.tensor([1, 1]))
             assert splits == RowSplits(send=(1, 1), recv=(1, 1))
-            group.close()
+            group.leave()
         leave_group()
         return context.rank
 

@@ -1,10 +1,11 @@
 """Workers behind their sockets, driven by an engine of the test's own in a process beside them."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
+from torch._C._distributed_c10d import FileStore
 
 from cluster.channel import PullSocket, RouterSocket
 from cluster.errors import CellError, WireError
@@ -15,21 +16,23 @@ from cluster.types import DispatchMode
 from cluster.wire import Decoder, encode
 from cluster.worker_messages import (
     CellIdentity,
+    GroupBroken,
     HeldPlan,
-    PlanPart,
+    JoinGroup,
     PlansHeld,
-    RouteChunk,
     RouteFrame,
     SequenceEnd,
     SequenceStart,
     StepDescriptor,
     StepResult,
     ToEngineFromWorker,
+    ToWorker,
     WorkerFailed,
     WorkerReady,
     WorkerStop,
 )
-from expert_workers.worker_builder import build_expert_worker
+from expert_workers.ep_group import host_store, leave_group
+from expert_workers.worker_builder import WorkerOptions, build_expert_worker
 from expert_workers.worker_loop import run_worker
 from tests.expert_workers.dispatch.plan_cases import even_case, plan_part
 from tests.expert_workers.driving import (
@@ -48,6 +51,7 @@ from tests.expert_workers.driving import (
 from tests.helpers.ranks import LOOPBACK, RankContext, run_ranks
 
 EP_SIZE = 2
+StoreNamed = Callable[[str], FileStore]
 PLACE = RankPlace(LOOPBACK, "cpu")
 WAIT_SECONDS = 20.0
 IDENTITY = CellIdentity(
@@ -67,9 +71,10 @@ class SocketCell:
 
     dispatch: DispatchMode = "negotiated"
 
-    def __init__(self, workers: RouterSocket, routes: PullSocket) -> None:
+    def __init__(self, workers: RouterSocket, routes: PullSocket, store: StoreNamed) -> None:
         self._workers = workers
         self._routes = routes
+        self.store = store
         self._decoder: Decoder[ToEngineFromWorker] = Decoder(ToEngineFromWorker)
         self._route_decoder: Decoder[RouteFrame] = Decoder(RouteFrame)
 
@@ -85,14 +90,14 @@ class SocketCell:
     def tell(
         self,
         rank: int,
-        message: SequenceStart | SequenceEnd | RouteChunk | PlanPart | StepDescriptor | WorkerStop,
+        message: ToWorker,
     ) -> None:
         self.send_frame(rank, encode(message))
 
     def send_frame(self, rank: int, frame: bytes) -> None:
         self._workers.send(f"rank-{rank}".encode(), frame)
 
-    def tell_all(self, message: StepDescriptor | WorkerStop) -> None:
+    def tell_all(self, message: ToWorker) -> None:
         for rank in range(EP_SIZE):
             self.tell(rank, message)
 
@@ -119,19 +124,30 @@ def run_cell(engine: Callable[[SocketCell], Any], serve: Callable[[RankContext],
         with RouterSocket() as workers, PullSocket() as routes:
             endpoints = f"{workers.bind(LOOPBACK)} {routes.bind(LOOPBACK)}"
             context.store("endpoints").set("endpoints", endpoints)
-            return engine(SocketCell(workers, routes))
+            return engine(SocketCell(workers, routes, context.store))
 
     return run_ranks(EP_SIZE + 1, run_one)
 
 
-def serve_until_stopped(context: RankContext) -> str:
-    """How the loop ended: "stopped" or the error."""
+def serve_until_stopped(
+    context: RankContext, options: WorkerOptions | None = None, generation: int = 0
+) -> str:
+    """How the loop ended: "stopped" or the error. options: of a group that meets elsewhere than the first one."""
     store = context.store("endpoints")
     engine, routes = store.get("endpoints").decode().split()
-    worker = build_expert_worker(make_options(context.rank, EP_SIZE), store=context.store("group"))
+    if options is None:
+        options, meeting = make_options(context.rank, EP_SIZE), context.store("group")
+        worker = build_expert_worker(options, store=meeting)
+    else:
+        worker = build_expert_worker(options)
     try:
         run_worker(
-            worker, rank=context.rank, place=PLACE, engine_endpoint=engine, route_endpoint=routes
+            worker,
+            rank=context.rank,
+            place=PLACE,
+            engine_endpoint=engine,
+            route_endpoint=routes,
+            generation=generation,
         )
     except CellError as error:
         return type(error).__name__
@@ -212,28 +228,104 @@ def test_a_plan_part_is_acknowledged_by_the_process_that_holds_it() -> None:
     assert messages[EP_SIZE:] == [PlansHeld(rank, lives[rank], held) for rank in range(EP_SIZE)]
 
 
-def test_a_refused_step_is_told_as_its_own_fault_and_a_broken_exchange_as_anothers() -> None:
-    def send_a_step_that_rank_0_cannot_run(cell: SocketCell) -> dict[int, WorkerFailed]:
+def refused_step() -> StepDescriptor:
+    """Rank 0 has not the routes that it shall replay."""
+    chunks = [
+        ChunkSpec(6, [5, 6], [0], route_id=3, samples=False),
+        ChunkSpec(7, [5, 6], [0], rank=1),
+    ]
+    return make_step(11, chunks, dispatch="negotiated")
+
+
+def test_a_refused_step_ends_its_rank_and_the_other_leaves_the_group_and_waits() -> None:
+    def send_a_step_that_rank_0_cannot_run(
+        cell: SocketCell,
+    ) -> dict[int, WorkerFailed | GroupBroken]:
         cell.ready_workers()
         cell.tell(1, SequenceStart(7, 0.0, 1.0, 0))
-        chunks = [
-            ChunkSpec(6, [5, 6], [0], route_id=3, samples=False),
-            ChunkSpec(7, [5, 6], [0], rank=1),
-        ]
-        cell.tell_all(make_step(11, chunks, dispatch="negotiated"))
+        cell.tell_all(refused_step())
         failures = [cell.receive() for _ in range(EP_SIZE)]
-        return {m.rank: m for m in failures if isinstance(m, WorkerFailed)}
+        cell.tell(1, WorkerStop())
+        return {m.rank: m for m in failures if isinstance(m, WorkerFailed | GroupBroken)}
 
     first, second, failures = run_cell(send_a_step_that_rank_0_cannot_run, serve_until_stopped)
-    assert (first, second) == ("StepRefusedError", "ExchangeError")
-    assert [(f.step_id, f.exchange) for _, f in sorted(failures.items())] == [
-        (11, False),
-        (11, True),
-    ]
-    assert failures[0].reason == (
-        "StepRefusedError: step 11: seq 6 replays route 3, which rank 0 has not received for this step"
+    assert (first, second) == ("StepRefusedError", "stopped")
+    assert failures[0] == WorkerFailed(
+        0,
+        11,
+        "StepRefusedError: step 11: seq 6 replays route 3, which rank 0 has not received for this step",
     )
+    assert isinstance(failures[1], GroupBroken)
+    assert failures[1].generation == 0
     assert "\n" not in failures[1].reason
+
+
+def test_a_rank_that_is_replaced_and_one_that_lived_are_a_group_again() -> None:
+    """What the one that lived knows, KV and sequences, is still there; what it counted of the broken step is not."""
+
+    def break_and_go_on(cell: SocketCell) -> tuple[Story, list[int], list[str]]:
+        before = cell.ready_workers()
+        kept = DrivenSequence(3, make_prompt(9, seed=40), rank=1)
+        driver = Driver(cell, chunk_tokens=16)
+        driver.run([kept], 2)
+        cell.tell(1, SequenceStart(7, 0.0, 1.0, 0))
+        cell.tell_all(refused_step())
+        failed = {type(cell.receive()) for _ in range(EP_SIZE)}
+        assert failed == {WorkerFailed, GroupBroken}
+        rendezvous = host_store(LOOPBACK, 0, WAIT_SECONDS)
+        cell.store("second group").set("port", str(rendezvous.port))
+        cell.tell(1, JoinGroup(1, LOOPBACK, rendezvous.port, WAIT_SECONDS))
+        after = cell.ready_workers()
+        assert [ready.generation for ready in after] == [1, 1]
+        story = prefill_decode_replay(driver, EP_SIZE)
+        driver.run([kept], 3)
+        cell.tell_all(WorkerStop())
+        return story, kept.output, [r.incarnation for r in (*before, *after)]
+
+    def serve(context: RankContext) -> str:
+        ended = serve_until_stopped(context)
+        if context.rank == 1:
+            return ended
+        port = int(context.store("second group").get("port"))
+        options = replace(make_options(0, EP_SIZE), store_address=LOOPBACK, store_port=port)
+        leave_group()
+        return f"{ended}, {serve_until_stopped(context, options, generation=1)}"
+
+    alone, kept_alone = run_ranks(1, generate_alone)[0]
+    first, second, (story, kept, lives) = run_cell(break_and_go_on, serve)
+    assert (first, second) == ("StepRefusedError, stopped", "stopped")
+    assert story == alone
+    assert kept == kept_alone
+    assert lives[0] != lives[2]
+    assert lives[1] == lives[3]
+
+
+def generate_alone(context: RankContext) -> tuple[Story, list[int]]:
+    driver = Driver(OneWorkerCell(build_expert_worker(make_options())))
+    kept = DrivenSequence(3, make_prompt(9, seed=40))
+    driver.run([kept], 2)
+    story = prefill_decode_replay(driver, 1)
+    driver.run([kept], 3)
+    return story, kept.output
+
+
+def test_a_group_that_does_not_come_together_is_told_and_the_rank_waits_for_the_next() -> None:
+    def send_them_nowhere(cell: SocketCell) -> list[ToEngineFromWorker]:
+        cell.ready_workers()
+        cell.tell_all(JoinGroup(1, LOOPBACK, 1, 0.5))
+        broken = [cell.receive() for _ in range(EP_SIZE)]
+        rendezvous = host_store(LOOPBACK, 0, WAIT_SECONDS)
+        cell.tell_all(JoinGroup(2, LOOPBACK, rendezvous.port, WAIT_SECONDS))
+        ready = cell.ready_workers()
+        assert prefill_decode_replay(Driver(cell, chunk_tokens=16), EP_SIZE).cold
+        cell.tell_all(WorkerStop())
+        return [*sorted(broken, key=lambda message: message.rank), *ready]
+
+    first, second, messages = run_cell(send_them_nowhere, serve_until_stopped)
+    assert (first, second) == ("stopped", "stopped")
+    assert [type(m) for m in messages] == [GroupBroken] * 2 + [WorkerReady] * 2
+    assert [m.generation for m in messages] == [1, 1, 2, 2]
+    assert "could not join the EP group" in messages[0].reason
 
 
 def test_a_frame_that_is_no_message_ends_the_worker_with_a_word() -> None:
@@ -254,5 +346,5 @@ def test_a_frame_that_is_no_message_ends_the_worker_with_a_word() -> None:
 
     first, second, failure = run_cell(send_noise, serve)
     assert (first, second) == ("stopped", "refused")
-    assert (failure.rank, failure.step_id, failure.exchange) == (1, -1, False)
+    assert (failure.rank, failure.step_id) == (1, -1)
     assert failure.reason.startswith("WireError: protocol version 99")

@@ -29,6 +29,7 @@ from cluster.worker_messages import (
     CellIdentity,
     CommitWeights,
     DiscardWeights,
+    JoinGroup,
     LoadFailure,
     MeasureWeights,
     PrepareWeights,
@@ -106,6 +107,12 @@ class ContentRanks:
         self._num_ranks = num_ranks
         self._stop = threading.Event()
         self._hang_up: int | None = None
+        self._come: tuple[int, int, str] | None = None
+        self.dies_in_step: int | None = None
+        """This rank does, in every step."""
+        self.num_deaths = 0
+        self.groups: list[JoinGroup] = []
+        """That some rank was told to join."""
         self._prepared: str | None = None
         self._have_step: set[int] = set()
         self._decoder: Decoder[ToWorker] = Decoder(ToWorker)
@@ -123,6 +130,15 @@ class ContentRanks:
     def hang_up(self, rank: int) -> None:
         self._hang_up = rank
 
+    def come_back(self, rank: int, generation: int, incarnation: str = "second life") -> None:
+        """As another process, which has joined this group."""
+        self._come = rank, generation, incarnation
+
+    @property
+    def have_come(self) -> bool:
+        """All that were to come back."""
+        return self._come is None
+
     def stop(self) -> None:
         self.may_answer.set()
         self._stop.set()
@@ -137,24 +153,38 @@ class ContentRanks:
         routes.connect(self._service.route_endpoint)
         for rank, socket in sockets.items():
             socket.connect(self._service.worker_endpoint)
-            socket.send(
-                encode(
-                    WorkerReady(
-                        rank,
-                        0,
-                        make_identity(self._num_ranks),
-                        "first life",
-                        RankPlace("127.0.0.1", "cpu"),
-                    )
-                )
-            )
-        while not self._stop.is_set() and sockets:
+            socket.send(self._ready(rank, "first life"))
+        while not self._stop.is_set():
             for rank, socket in list(sockets.items()):
-                if rank == self._hang_up or not self._serve(rank, socket, sockets, routes):
+                if not self._serve(rank, socket, sockets, routes):
                     sockets.pop(rank).close()
+            self._lose(sockets)
+            self._replace(sockets)
         for socket in sockets.values():
             socket.close()
         routes.close_after_sending(1.0)
+
+    def _lose(self, sockets: dict[int, DealerSocket]) -> None:
+        rank, self._hang_up = self._hang_up, None
+        if rank in sockets:
+            self._have_step.clear()
+            self.content.lose_rank(rank, 0)
+            sockets.pop(rank).close()
+
+    def _replace(self, sockets: dict[int, DealerSocket]) -> None:
+        if self._come is None or self._hang_up is not None:
+            return
+        rank, generation, incarnation = self._come
+        self._come = None
+        assert rank not in sockets
+        sockets[rank] = DealerSocket(f"rank-{rank}")
+        sockets[rank].connect(self._service.worker_endpoint)
+        sockets[rank].send(self._ready(rank, incarnation, generation))
+
+    def _ready(self, rank: int, incarnation: str, generation: int = 0) -> bytes:
+        place = RankPlace("127.0.0.1", "cpu")
+        identity = make_identity(self._num_ranks)
+        return encode(WorkerReady(rank, 0, identity, incarnation, place, generation))
 
     def _serve(
         self, rank: int, socket: DealerSocket, sockets: dict[int, DealerSocket], routes: PushSocket
@@ -172,18 +202,34 @@ class ContentRanks:
                 self.content.end_sequences(Rank(rank), seq_ids)
             case RouteChunk() as chunk:
                 self.content.send_routes(Rank(rank), chunk)
+            case JoinGroup() as group:
+                self._have_step.clear()
+                self.groups.append(group)
+                socket.send(self._ready(rank, "first life", group.generation))
             case StepDescriptor() as step:
-                self._have_step.add(rank)
-                if len(self._have_step) == self._num_ranks:
-                    self._have_step.clear()
-                    self._execute(step, sockets, routes)
-            case (
-                MeasureWeights() | PrepareWeights() | CommitWeights() | DiscardWeights()
-            ) as message:
+                self._take_step(rank, step, sockets, routes)
+            case message:
                 answer = self._exchange(rank, message)
                 if answer is not None:
                     socket.send(encode(answer))
         return True
+
+    def _take_step(
+        self,
+        rank: int,
+        step: StepDescriptor,
+        sockets: dict[int, DealerSocket],
+        routes: PushSocket,
+    ) -> None:
+        self._have_step.add(rank)
+        if len(self._have_step) < self._num_ranks:
+            return
+        self._have_step.clear()
+        if self.dies_in_step is None:
+            self._execute(step, sockets, routes)
+        else:
+            self.hang_up(self.dies_in_step)
+            self.num_deaths += 1
 
     def _measure(self, rank: int, message: MeasureWeights) -> WeightsMeasured:
         host, needed, free = self.rooms.get(rank, ("host", 0, 0))
@@ -309,12 +355,14 @@ class ContentCell:
         max_num_seqs: int = 8,
         load_timeout_seconds: float = PATIENCE,
         journal: StoreJournal | None = None,
+        recovery_limit_seconds: float = 0.0,
     ) -> None:
         cell = CellSection(
             dispatch="negotiated",
             step_timeout_factor=1.0,
             step_timeout_floor_seconds=step_timeout_seconds,
             start_timeout_seconds=load_timeout_seconds,
+            recovery_limit_seconds=recovery_limit_seconds,
         )
         scheduler = SchedulerSection(
             max_num_batched_tokens=16, max_num_seqs=max_num_seqs, max_num_waiting=max_num_waiting

@@ -335,7 +335,7 @@ def test_a_rank_lost_while_idle_is_the_failure(cell: ContentCell) -> None:
 def test_a_worker_that_fails_while_idle_is_the_failure(cell: ContentCell) -> None:
     worker = DealerSocket("rank-1-last-words", KEYS.worker)
     worker.connect(cell.service.worker_endpoint)
-    worker.send(encode(WorkerFailed(1, 0, False, "device lost")))
+    worker.send(encode(WorkerFailed(1, 0, "device lost")))
     while (status := cell.client.status()).ready:
         pass
     assert status.reason == "rank 1 is lost: device lost"

@@ -370,7 +370,7 @@ def test_a_rank_that_fails_while_the_directory_is_read_is_the_failure(cell: Cont
         pass
     worker = DealerSocket("rank-1-last-words", KEYS.worker)
     worker.connect(cell.service.worker_endpoint)
-    worker.send(encode(WorkerFailed(1, 0, False, "device lost")))
+    worker.send(encode(WorkerFailed(1, 0, "device lost")))
     assert cell.client.answer(WeightsRefused).reason == "rank 1 is lost: device lost"
     worker.close()
     cell.checkpoints.may_read.set()

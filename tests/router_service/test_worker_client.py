@@ -8,13 +8,20 @@ import numpy as np
 import pytest
 
 from cluster.channel import DealerSocket, PullSocket, PushSocket, RouterSocket
-from cluster.errors import CellError, DeadlineError, RankLostError, WireError
+from cluster.errors import (
+    CellError,
+    DeadlineError,
+    GroupBrokenError,
+    RankLostError,
+    WireError,
+)
 from cluster.rank_place import RankPlace
 from cluster.scores import ScoreColumns
 from cluster.types import Rank, StepId
 from cluster.wire import Decoder, encode
 from cluster.worker_messages import (
     CellIdentity,
+    GroupBroken,
     HeldPlan,
     PlansHeld,
     RouteFrame,
@@ -129,7 +136,7 @@ def test_a_rank_that_does_not_start_is_named_with_the_setting(ends: Ends) -> Non
 
 
 def test_a_rank_that_fails_to_start_ends_the_wait_with_its_reason(ends: Ends) -> None:
-    ends.ranks[1].send(encode(WorkerFailed(1, -1, False, "no such file")))
+    ends.ranks[1].send(encode(WorkerFailed(1, -1, "no such file")))
     with pytest.raises(RankLostError, match="rank 1 is lost: no such file"):
         ends.client.wait_until_ready(PATIENCE)
 
@@ -234,27 +241,17 @@ def test_a_death_that_the_launcher_reports_ends_the_step_at_once(ends: Ends) -> 
         ends.client.execute(make_step())
 
 
-def test_after_a_broken_exchange_the_rank_that_the_launcher_names_is_blamed(ends: Ends) -> None:
+def test_a_broken_exchange_is_told_by_who_saw_it(ends: Ends) -> None:
     ends.all_ready()
-    ends.on_client_message = raise_lost(1)
-    ends.ranks[0].send(encode(WorkerFailed(0, 0, True, "connection closed by peer")))
-    assert ends.workers.socket.poll(10_000)
-    ends.launcher.send(b"rank 1 died")
-    with pytest.raises(RankLostError, match="rank 1 is lost: named by the launcher"):
-        ends.client.execute(make_step())
-
-
-def test_a_broken_exchange_that_nobody_explains_is_blamed_on_who_reported_it(ends: Ends) -> None:
-    ends.all_ready()
-    ends.ranks[0].send(encode(WorkerFailed(0, 0, True, "connection closed by peer")))
-    with pytest.raises(RankLostError, match="rank 0 is lost: connection closed"):
+    ends.ranks[0].send(encode(GroupBroken(0, 0, "connection closed by peer")))
+    with pytest.raises(GroupBrokenError, match=r"^rank 0: connection closed"):
         ends.client.execute(make_step())
 
 
 def test_a_failure_that_is_the_ranks_own_is_blamed_on_it_at_once(ends: Ends) -> None:
     ends.all_ready()
     ends.on_client_message = raise_lost(0)
-    ends.ranks[1].send(encode(WorkerFailed(1, 0, False, "out of memory")))
+    ends.ranks[1].send(encode(WorkerFailed(1, 0, "out of memory")))
     with pytest.raises(RankLostError, match="rank 1 is lost: out of memory"):
         ends.client.execute(make_step())
 
@@ -262,15 +259,32 @@ def test_a_failure_that_is_the_ranks_own_is_blamed_on_it_at_once(ends: Ends) -> 
 def test_a_failure_between_steps_is_raised_when_it_is_looked_for(ends: Ends) -> None:
     ends.all_ready()
     ends.client.take_failure()
-    ends.ranks[1].send(encode(WorkerFailed(1, 3, False, "killed")))
+    ends.ranks[1].send(encode(WorkerFailed(1, 3, "killed")))
     assert ends.workers.socket.poll(10_000)
     with pytest.raises(RankLostError, match="rank 1 is lost: killed"):
         ends.client.take_failure()
 
 
-def test_a_rank_that_is_not_connected_is_lost_by_name(ends: Ends) -> None:
+def test_a_rank_that_is_not_connected_is_lost_by_name_where_its_answer_is_waited_for(
+    ends: Ends,
+) -> None:
+    ends.client.end_sequences(Rank(2), [1])
     with pytest.raises(RankLostError, match="rank 2 is lost: cannot send to rank-2"):
-        ends.client.end_sequences(Rank(2), [1])
+        ends.client.execute(make_step())
+
+
+def test_a_group_is_taken_with_its_new_processes_and_only_these_are_compared(ends: Ends) -> None:
+    ends.all_ready()
+    ends.client.end_sequences(Rank(7), [1])
+    other = msgspec.structs.replace(IDENTITY, model_fingerprint="other weights")
+    ready = [
+        WorkerReady(0, 10, IDENTITY, "first life", PLACE, 1),
+        WorkerReady(1, 11, other, "second life", PLACE, 1),
+    ]
+    with pytest.raises(CellError, match="rank 1 has model_fingerprint 'other weights'"):
+        ends.client.take_group(ready, IDENTITY)
+    assert ends.client.take_group(ready, other) == [1]
+    assert ends.client.take_group(ready, IDENTITY) == []
 
 
 def test_what_is_no_message_is_an_error_and_not_skipped(ends: Ends) -> None:
@@ -329,7 +343,7 @@ def test_a_death_ends_the_wait_for_routes(ends: Ends) -> None:
 
 def test_a_worker_that_fails_ends_the_wait_for_routes(ends: Ends) -> None:
     ends.all_ready()
-    ends.ranks[0].send(encode(WorkerFailed(0, 3, False, "killed")))
+    ends.ranks[0].send(encode(WorkerFailed(0, 3, "killed")))
     with pytest.raises(RankLostError, match="rank 0"):
         ends.client.frames(PATIENCE)
 

@@ -1,0 +1,227 @@
+"""Ranks are lost and come back, behind real sockets: the test is the launcher."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from cluster.channel import DealerSocket
+from cluster.messages import (
+    EvictCommand,
+    EvictReport,
+    GroupWanted,
+    MetricsQuery,
+    MetricsText,
+    RankLost,
+    Regroup,
+    Stop,
+    ToLauncher,
+    Watching,
+)
+from cluster.wire import Decoder, encode
+from cluster.worker_messages import GroupBroken
+from tests.helpers.content_cell import PATIENCE, ContentCell
+from tests.helpers.content_workers import oracle
+from tests.helpers.served import eventually
+
+PROMPT = list(range(1, 30))
+LONG = 60
+
+
+class Launcher:
+    """Its line to the engine."""
+
+    def __init__(self, cell: ContentCell) -> None:
+        self._socket = DealerSocket("launcher-1")
+        self._socket.connect(cell.service.client_endpoint)
+        self._decoder: Decoder[ToLauncher] = Decoder(ToLauncher)
+        self._cell = cell
+        self.generation = 0
+        self._socket.send(encode(Watching()))
+
+    def wanted(self) -> GroupWanted:
+        frame = self._socket.receive(PATIENCE)
+        assert frame is not None, "the engine asks for no group"
+        message = self._decoder.decode(frame)
+        assert isinstance(message, GroupWanted)
+        return message
+
+    def lost(self, rank: int) -> None:
+        """It dies, too."""
+        self._cell.ranks.hang_up(rank)
+        self.tell_lost(rank)
+
+    def tell_lost(self, rank: int) -> None:
+        self._socket.send(encode(RankLost(rank, "SIGKILL")))
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def regroup(self, *joining: int) -> None:
+        self.generation += 1
+        self._socket.send(encode(Regroup(self.generation, "10.0.0.1", 29500, list(joining))))
+
+
+@contextmanager
+def recovering_cell(
+    *, recovery_limit_seconds: float = PATIENCE, step_timeout_seconds: float = PATIENCE
+) -> Iterator[tuple[ContentCell, Launcher]]:
+    cell = ContentCell(
+        recovery_limit_seconds=recovery_limit_seconds, step_timeout_seconds=step_timeout_seconds
+    )
+    with cell:
+        launcher = Launcher(cell)
+        try:
+            yield cell, launcher
+        finally:
+            launcher.close()
+
+
+def start(cell: ContentCell) -> None:
+    """Two streams, one on each rank, in the middle of their answers."""
+    cell.client.submit("a", PROMPT, LONG)
+    cell.client.submit("b", PROMPT[::-1], LONG)
+    cell.client.wait_for_token("a")
+    cell.client.wait_for_token("b")
+
+
+def assert_whole(cell: ContentCell) -> None:
+    cell.client.wait_for("a", "b")
+    assert cell.client.tokens["a"] == oracle(PROMPT, LONG)[0]
+    assert cell.client.tokens["b"] == oracle(PROMPT[::-1], LONG)[0]
+
+
+def test_streams_go_on_token_for_token_when_a_rank_has_come_back() -> None:
+    with recovering_cell() as (cell, launcher):
+        start(cell)
+        launcher.lost(1)
+        wanted = launcher.wanted()
+        assert (wanted.generation, wanted.silent_ranks, wanted.model_dir) == (0, [], "")
+        assert "rank 1" in wanted.reason
+        status = cell.client.status()
+        assert not status.ready
+        assert status.reason.startswith("recovering: rank 1 is lost")
+        cell.client.submit("late", PROMPT, 3)
+        launcher.regroup(0)
+        cell.ranks.come_back(1, 1)
+        assert_whole(cell)
+        cell.client.wait_for("late")
+        assert cell.client.tokens["late"] == oracle(PROMPT, 3)[0]
+        (group,) = cell.ranks.groups
+        assert (group.generation, group.store_address, group.store_port) == (1, "10.0.0.1", 29500)
+        assert 0 < group.timeout_seconds <= PATIENCE
+        assert cell.client.status().ready
+
+
+def test_a_group_that_breaks_while_it_comes_together_is_replaced_by_the_next() -> None:
+    with recovering_cell() as (cell, launcher):
+        start(cell)
+        launcher.lost(1)
+        launcher.wanted()
+        launcher.regroup(0)
+        launcher.lost(0)  # the survivor: all that is left are routes and tokens
+        launcher.regroup()
+        cell.ranks.come_back(0, 2)
+        eventually(lambda: cell.ranks.have_come or None, PATIENCE, "rank 0")
+        cell.ranks.come_back(1, 2)
+        assert_whole(cell)
+
+
+def test_ranks_that_could_not_join_are_told_to_the_launcher_once_more() -> None:
+    with recovering_cell() as (cell, launcher):
+        start(cell)
+        launcher.lost(1)
+        launcher.wanted()
+        launcher.regroup(0)
+        eventually(lambda: cell.ranks.groups or None, PATIENCE, "the order to join")
+        other = DealerSocket("rank-1-that-could-not-join")
+        other.connect(cell.service.worker_endpoint)
+        other.send(encode(GroupBroken(1, 1, "rank 1 could not join the EP group")))
+        wanted = launcher.wanted()
+        assert wanted.generation == 1
+        assert "could not join" in wanted.reason
+        launcher.regroup(0)
+        cell.ranks.come_back(1, 2)
+        assert_whole(cell)
+        other.close()
+
+
+def test_silent_ranks_are_named_to_the_launcher_and_the_same_processes_can_go_on() -> None:
+    with recovering_cell(step_timeout_seconds=0.5) as (cell, launcher):
+        start(cell)
+        cell.ranks.may_answer.clear()
+        wanted = launcher.wanted()
+        assert wanted.silent_ranks == [0, 1]
+        cell.ranks.may_answer.set()
+        launcher.regroup(0, 1)
+        assert_whole(cell)
+        assert cell.store.stats().kv_bytes > 0
+
+
+def test_what_is_not_made_good_in_time_ends_every_request_with_both_reasons() -> None:
+    with recovering_cell(recovery_limit_seconds=0.5) as (cell, launcher):
+        start(cell)
+        launcher.lost(1)
+        launcher.wanted()
+        launcher.regroup(0)
+        cell.client.wait_for("a", "b")
+        error = cell.client.completions["a"].error
+        assert error is not None
+        assert error.startswith("rank 1 is lost")
+        assert "not made good within 0.5 s (--recovery-limit): rank 1 did not join group 1" in error
+
+
+def test_a_rank_lost_while_idle_comes_back_and_commands_wait_for_it() -> None:
+    with recovering_cell() as (cell, launcher):
+        launcher.lost(0)
+        launcher.wanted()
+        cell.client.send(EvictCommand(7, "all"))
+        launcher.regroup(1)
+        cell.ranks.come_back(0, 1)
+        assert cell.client.answer(EvictReport).query_id == 7
+        cell.client.submit("a", PROMPT, 3)
+        cell.client.wait_for("a")
+        assert cell.client.tokens["a"] == oracle(PROMPT, 3)[0]
+
+
+def test_stop_ends_a_cell_that_is_recovering() -> None:
+    with recovering_cell() as (cell, launcher):
+        start(cell)
+        launcher.lost(1)
+        launcher.wanted()
+        cell.client.send(Stop("enough"))
+        cell.client.wait_for("a", "b")
+        assert cell.client.completions["a"].error == "the server is stopping: enough"
+        cell.join()
+        assert cell.failure is None
+
+
+def test_a_step_that_breaks_every_group_ends_the_cell() -> None:
+    with recovering_cell() as (cell, launcher):
+        cell.ranks.dies_in_step = 1
+        cell.client.submit("a", PROMPT, LONG)
+        for generation in range(1, 5):
+            eventually(lambda: cell.ranks.num_deaths == generation, PATIENCE, "a death")  # noqa: B023
+            launcher.tell_lost(1)
+            if generation < 4:
+                launcher.wanted()
+                launcher.regroup(0)
+                cell.ranks.come_back(1, generation, f"life {generation}")
+        cell.client.wait_for("a")
+        error = cell.client.completions["a"].error or ""
+        assert "the 4th time in a row without a step in between" in error
+
+
+@pytest.mark.parametrize("kind", ["computed", "replayed"])
+def test_what_recovery_cost_is_in_the_metrics(kind: str) -> None:
+    with recovering_cell() as (cell, launcher):
+        start(cell)
+        launcher.lost(1)
+        launcher.wanted()
+        launcher.regroup(0)
+        cell.ranks.come_back(1, 1)
+        assert_whole(cell)
+        cell.client.send(MetricsQuery(3))
+        text = cell.client.answer(MetricsText).text.decode()
+        assert "pointsman_recovery_seconds_count 1.0" in text
+        assert f'pointsman_recovered_tokens_total{{source="{kind}"}} 0.0' not in text
