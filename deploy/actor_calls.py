@@ -9,7 +9,6 @@ import ray
 import ray.exceptions
 
 from cluster.errors import CellError, DeadlineError, PointsmanError
-from expert_workers.exchange.base import ExchangeError
 
 _PROCESS_DIED = "its process died; if nobody killed it, look for the kernel's out-of-memory killer"
 _OUR_EXCEPTION = re.compile(
@@ -37,8 +36,6 @@ class End:
     """died: its process is gone without a word."""
     reason: str
     """One line."""
-    exchange: bool = False
-    """Raised by an exchange that broke, so that another rank may be the cause."""
 
 
 def end_of(ref: Any) -> End:
@@ -46,7 +43,7 @@ def end_of(ref: Any) -> End:
     try:
         result = ray.get(ref, timeout=1.0)
     except ray.exceptions.RayTaskError as error:
-        return End("raised", one_line(error.cause), isinstance(error.cause, ExchangeError))
+        return End("raised", one_line(error.cause))
     except ray.exceptions.RayError as error:
         return End("died", reason_of(error))
     return End("returned", str(result) if result else "it returned")

@@ -3,26 +3,25 @@
 import math
 import os
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from cluster.channel import DealerSocket
-from cluster.channel_keys import CellKeys, PeerKeys
+from cluster.channel_keys import CellKeys
 from cluster.config import Config
 from cluster.errors import CellError, DeadlineError
 from cluster.log import logger
-from cluster.messages import CellStatus, RankLost, StatusQuery, Stop, ToHttpServer
 from cluster.namespace import model_fingerprint
-from cluster.wire import Decoder, encode
 from deploy.actor_calls import end_of, result_of
 from deploy.actors.engine import Engine
 from deploy.actors.expert_worker import ExpertWorker, LoadedRank
 from deploy.actors.http_server import HttpServer
 from deploy.cell_plan import CellPlan
+from deploy.engine_link import EngineLink
 from deploy.http_servers import HttpServers
+from deploy.ray_ranks import RayRanks
 from deploy.reservation import Reservation, reserve
 from deploy.room import CellDemand
 from router_service.api_keys import HttpKeys
@@ -42,48 +41,15 @@ class Progress(Protocol):
 
 @dataclass
 class Cell:
-    """The running actors. `run_refs` are the endless calls: one that ends means that its process did."""
+    """The running actors."""
 
     plan: CellPlan
     reservation: Reservation
     engine: Any
-    workers: list[Any]
-    http_servers: HttpServers | None = None
-    engine_ref: Any = None
-    worker_refs: list[Any] = field(default_factory=list)
-    link: "EngineLink | None" = None
-    ranks: dict[int, LoadedRank] = field(default_factory=dict)
-
-
-class EngineLink:
-    """The launcher's own line to the engine."""
-
-    def __init__(self, endpoint: str, keys: PeerKeys) -> None:
-        self._socket = DealerSocket(f"launcher-{os.getpid()}", keys)
-        self._socket.connect(endpoint)
-        self._decoder: Decoder[ToHttpServer] = Decoder(ToHttpServer)
-        self._next_query = 0
-
-    def status(self, timeout_seconds: float) -> CellStatus | None:
-        """None when the engine does not answer in time."""
-        self._next_query += 1
-        self._socket.send(encode(StatusQuery(self._next_query)))
-        deadline = time.monotonic() + timeout_seconds
-        while (remaining := deadline - time.monotonic()) > 0:
-            frame = self._socket.receive(remaining)
-            message = None if frame is None else self._decoder.decode(frame)
-            if isinstance(message, CellStatus) and message.query_id == self._next_query:
-                return message
-        return None
-
-    def rank_lost(self, rank: int, reason: str) -> None:
-        self._socket.send(encode(RankLost(rank, reason)))
-
-    def stop(self, reason: str) -> None:
-        self._socket.send(encode(Stop(reason)))
-
-    def close(self) -> None:
-        self._socket.close_after_sending(1.0)
+    engine_ref: Any
+    link: EngineLink
+    ranks: RayRanks
+    http_servers: HttpServers
 
 
 def launch_cell(
@@ -113,26 +79,29 @@ def _launch(
 ) -> Cell:
     deadline = time.monotonic() + config.cell.start_timeout_seconds
     fingerprint = model_fingerprint(plan.model_dir, plan.dtype)
-    cell, keys = Cell(plan, reservation, engine=None, workers=[]), CellKeys.make()
-    cell.workers = [_start_worker(plan, reservation, rank, keys) for rank in range(plan.ep_size)]
-    cell.engine = front_actor(Engine, reservation).remote(config, plan, fingerprint, keys.engine)
-    front, worker_endpoint, route_endpoint = result_of(
-        cell.engine.endpoints.remote(), deadline, "the engine"
+    keys = CellKeys.make()
+    actors = [_start_worker(plan, reservation, rank, keys) for rank in range(plan.ep_size)]
+    engine = front_actor(Engine, reservation).remote(config, plan, fingerprint, keys.engine)
+    front, *endpoints = result_of(engine.endpoints.remote(), deadline, "the engine")
+    ranks = RayRanks(
+        lambda rank: _start_worker(plan, reservation, rank, keys),
+        (endpoints[0], endpoints[1]),
+        config.cell.recovery_limit_seconds,
     )
-    cell.engine_ref = cell.engine.run.remote()
-    cell.link = EngineLink(front, keys.launcher)
-    _load_weights(cell, config, deadline, progress)
-    cell.worker_refs = [w.run.remote(worker_endpoint, route_endpoint) for w in cell.workers]
-    _wait_until_ready(cell, deadline)
+    ranks.actors.update(enumerate(actors))
+    engine_ref, link = engine.run.remote(), EngineLink(front, keys.launcher)
+    for rank, loaded in _load_weights(actors, config, deadline, progress).items():
+        ranks.run(rank, 0, loaded)
+    _wait_until_ready(link, engine_ref, ranks, deadline)
     traces = trace_environment(config.http.tracing, os.environ)
-    cell.http_servers = HttpServers(
+    http_servers = HttpServers(
         lambda: front_actor(HttpServer, reservation).remote(
             config, plan, front, keys.http_server, http_keys, trace_environment=traces
         ),
         config.http.servers,
     )
-    cell.http_servers.start(BoundPorts(config.http.port, config.http.admin_port), deadline)
-    return cell
+    http_servers.start(BoundPorts(config.http.port, config.http.admin_port), deadline)
+    return Cell(plan, reservation, engine, engine_ref, link, ranks, http_servers)
 
 
 def num_ray_cpus(ep_size: int, num_http_servers: int) -> int:
@@ -173,9 +142,10 @@ def _start_worker(plan: CellPlan, reservation: Reservation, rank: int, keys: Cel
     )
 
 
-def _load_weights(cell: Cell, config: Config, deadline: float, progress: Progress) -> None:
+def _load_weights(
+    workers: list[Any], config: Config, deadline: float, progress: Progress
+) -> dict[int, LoadedRank]:
     """All ranks load and join at once; the first failure ends the wait."""
-    workers = cell.workers
     address, port = result_of(
         workers[0].host_rendezvous.remote(config.cell.start_timeout_seconds), deadline, "rank 0"
     )
@@ -183,12 +153,12 @@ def _load_weights(cell: Cell, config: Config, deadline: float, progress: Progres
         worker.load.remote(address, port, config.cell.start_timeout_seconds): rank
         for rank, worker in enumerate(workers)
     }
+    loaded: dict[int, LoadedRank] = {}
     pending = list(loads)
     while pending:
         done, pending = ray.wait(pending, num_returns=len(pending), timeout=0.5)
         for ref in done:
-            loaded: LoadedRank = result_of(ref, deadline, f"rank {loads[ref]}")
-            cell.ranks[loads[ref]] = loaded
+            loaded[loads[ref]] = result_of(ref, deadline, f"rank {loads[ref]}")
         if time.monotonic() > deadline:
             ranks = ", ".join(str(loads[ref]) for ref in pending)
             raise DeadlineError(f"rank {ranks} did not load in time (cell.start_timeout_seconds)")
@@ -196,24 +166,24 @@ def _load_weights(cell: Cell, config: Config, deadline: float, progress: Progres
             fractions = result_of([w.progress.remote() for w in workers], deadline, "a rank")
             progress.loading(sum(fractions) / len(fractions))
     progress.loading(1.0)
-    for rank, loaded in sorted(cell.ranks.items()):
+    for rank, where in sorted(loaded.items()):
         _LOG.info(
             "rank ready rank=%d pid=%d host=%s device=%s",
-            *(rank, loaded.pid, loaded.place.host, loaded.place.device),
+            *(rank, where.pid, where.place.host, where.place.device),
         )
+    return loaded
 
 
-def _wait_until_ready(cell: Cell, deadline: float) -> None:
-    assert cell.link is not None
+def _wait_until_ready(link: EngineLink, engine_ref: Any, ranks: RayRanks, deadline: float) -> None:
     while True:
-        status = cell.link.status(1.0)
+        status = link.status(1.0)
         if status is not None and status.ready:
             return
-        ended, _ = ray.wait([cell.engine_ref, *cell.worker_refs], timeout=0)
+        ended, _ = ray.wait([engine_ref, *ranks.calls.values()], timeout=0)
         for ref in ended:
-            who = "the engine"
-            if ref in cell.worker_refs:
-                who = f"rank {cell.worker_refs.index(ref)}"
-            raise CellError(f"{who} ended during the start: {end_of(ref).reason}")
+            if ref == engine_ref:
+                raise CellError(f"the engine ended during the start: {end_of(ref).reason}")
+            rank = next(rank for rank, call in ranks.calls.items() if call == ref)
+            raise CellError(f"rank {rank} ended during the start: {end_of(ref).reason}")
         if time.monotonic() > deadline:
             raise DeadlineError("the engine did not become ready (cell.start_timeout_seconds)")

@@ -5,33 +5,26 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, TextIO
+from typing import TextIO
 
 import ray
 
 from cluster.config import Config, HttpSection
 from cluster.errors import CellError
 from cluster.log import configure_logging, logger
-from deploy.actor_calls import End, end_of
 from deploy.api_keys import take_http_keys
 from deploy.cell_plan import CellPlan
+from deploy.cell_watch import CellWatch, say
 from deploy.exposure import exposures
 from deploy.ground import Ground
 from deploy.launch import Cell, launch_cell
 from deploy.rank_map import map_lines
 from router_service.api_keys import HttpKeys
 
-WATCH_SECONDS = 1.0
-DRAIN_WATCH_SECONDS = 0.2
 STOP_SECONDS = 2.0
 """HTTP server first, then engine and workers get so long to leave by themselves."""
-FAREWELL_SECONDS = 8.0
-"""A failed engine stays a moment, so that clients read their error."""
-BLAME_SECONDS = 1.5
-"""When an exchange broke: so long until Ray tells which process died. Less than the engine waits for the name."""
 
 _LOG = logger("serve")
 
@@ -90,12 +83,11 @@ def _serve_in(
 ) -> int:
     interrupts.check()
     cell = launch_cell(config, plan, StderrProgress(interrupts), http_keys)
-    assert cell.http_servers is not None
     ports = cell.http_servers.ports
     signals = StopSignals()
     on_signals(signals.handle)
     interrupts.check()
-    for line in map_lines({rank: loaded.place for rank, loaded in cell.ranks.items()}):
+    for line in map_lines({rank: loaded.place for rank, loaded in cell.ranks.loaded.items()}):
         say(line)
     print(
         f"pointsman is ready: {_url(config.http, config.http.host, ports.port)} (model "
@@ -103,97 +95,19 @@ def _serve_in(
         file=output,
         flush=True,
     )
-    failure = watch(cell, signals.stop)
+    watch = CellWatch(cell, recovers=config.cell.recovery_limit_seconds > 0)
+    failure = watch.until(signals.stop)
     if failure is None:
-        failure = drain(cell, config.http.drain_seconds, signals.at_once)
+        failure = watch.drain(config.http.drain_seconds, signals.at_once)
     take_down(cell, failure or "the server is stopping")
     if failure is not None:
         raise CellError(failure)
     return 0
 
 
-def say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
 def _url(http: HttpSection, host: str, port: int) -> str:
     scheme = "https" if http.tls_cert else "http"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
-
-
-# --- while it serves
-
-
-def watch(cell: Cell, stop: threading.Event) -> str | None:
-    """Until `stop` (None) or until a process ends that must not (why). HTTP servers that end are started again."""
-    servers = cell.http_servers
-    assert servers is not None
-    fixed = [cell.engine_ref, *cell.worker_refs]
-    while not stop.is_set():
-        servers.start_due()
-        if (overdue := servers.end_overdue()) is not None:
-            return overdue
-        ended, _ = ray.wait([*fixed, *servers.calls], timeout=WATCH_SECONDS)
-        for ref in ended:
-            failure = _failure(cell, ref) if ref in fixed else servers.take(ref)
-            if failure is not None:
-                return failure
-    return None
-
-
-def drain(cell: Cell, seconds: float, at_once: threading.Event) -> str | None:
-    """Until the answers that have begun are given, `seconds` have passed, or `at_once` (None), or until a process ends
-    without which they cannot be given (why)."""
-    assert cell.http_servers is not None
-    if at_once.is_set() or not seconds:
-        say("stopping")
-        return None
-    say(f"stopping: answers may end within {seconds:g} s, another signal ends them now")
-    deadline = time.monotonic() + seconds
-    fixed = [cell.engine_ref, *cell.worker_refs]
-    draining = cell.http_servers.drain(seconds)
-    while draining and not at_once.is_set() and time.monotonic() < deadline:
-        ended, _ = ray.wait([*fixed, *draining], timeout=DRAIN_WATCH_SECONDS)
-        failures = [_failure(cell, ref) for ref in ended if ref in fixed]
-        if failures:
-            return failures[0]
-        draining = [ref for ref in draining if ref not in ended]
-    return None
-
-
-def _failure(cell: Cell, ref: Any) -> str:
-    if ref in cell.worker_refs:
-        return _rank_lost(cell)
-    end = end_of(ref)
-    return end.reason if end.kind == "returned" else f"the engine ended: {end.reason}"
-
-
-def _rank_lost(cell: Cell) -> str:
-    """Tells the engine, which ends every request with this error, and waits for it to have said so."""
-    rank, end = _culprit(cell)
-    loaded = cell.ranks[rank]
-    reason = f"{end.reason} (pid {loaded.pid} on {loaded.place.host})"
-    _LOG.error("rank lost rank=%d reason=%r", rank, reason)
-    assert cell.link is not None
-    cell.link.rank_lost(rank, reason)
-    ray.wait([cell.engine_ref], timeout=FAREWELL_SECONDS)
-    return f"rank {rank} is lost: {reason}"
-
-
-def _culprit(cell: Cell) -> tuple[int, End]:
-    """The rank that failed first hand. Its peers only see a closed connection, often a moment earlier."""
-    deadline = time.monotonic() + BLAME_SECONDS
-    while True:
-        ended, _ = ray.wait(cell.worker_refs, num_returns=len(cell.worker_refs), timeout=0.05)
-        ends = {cell.worker_refs.index(ref): end_of(ref) for ref in ended}
-        rank, end = worst(ends)
-        if not end.exchange or time.monotonic() > deadline:
-            return rank, end
-
-
-def worst(ends: dict[int, End]) -> tuple[int, End]:
-    """The end by rank that explains the others: a dead process, else a failure of its own, else a broken exchange."""
-    return min(ends.items(), key=lambda item: (item[1].kind != "died", item[1].exchange))
 
 
 # --- the end
@@ -205,19 +119,15 @@ def take_down(cell: Cell, reason: str) -> None:
 
     Takes at most about 3 × STOP_SECONDS, whoever hangs.
     """
-    if cell.http_servers is not None:
-        cell.http_servers.stop(STOP_SECONDS, reason)
-    if cell.link is not None:
-        cell.link.stop(reason)
-        cell.link.close()
-    calls = [ref for ref in (cell.engine_ref, *cell.worker_refs) if ref is not None]
+    cell.http_servers.stop(STOP_SECONDS, reason)
+    cell.link.stop(reason)
+    cell.link.close()
+    calls = [cell.engine_ref, *cell.ranks.calls.values()]
     ray.wait(calls, num_returns=len(calls), timeout=STOP_SECONDS)
-    if cell.http_servers is not None:
-        cell.http_servers.kill()
-    for actor in (cell.engine, *cell.workers):
-        if actor is not None:
-            with contextlib.suppress(ray.exceptions.RayError):
-                ray.kill(actor)
+    cell.http_servers.kill()
+    for actor in (cell.engine, *cell.ranks.actors.values()):
+        with contextlib.suppress(ray.exceptions.RayError):
+            ray.kill(actor)
 
 
 def on_signals(handler: Callable[[int, FrameType | None], object]) -> None:

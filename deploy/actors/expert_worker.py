@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 import ray
 import ray.util
@@ -24,6 +25,8 @@ class LoadedRank:
 
     pid: int
     place: RankPlace
+    node_id: str
+    """Of its host, in Ray."""
 
 
 class ExpertWorker:
@@ -43,17 +46,19 @@ class ExpertWorker:
         return f"ExpertWorker rank={self._rank}"
 
     def host_rendezvous(self, timeout_seconds: float) -> tuple[str, int]:
-        """On rank 0: where the ranks meet. The port is bound here before anybody is told."""
+        """Where the ranks meet. The port is bound here before anybody is told."""
         address = _host_address()
         self._store = host_store(address, 0, timeout_seconds)
         return address, self._store.port
 
-    def load(self, store_address: str, store_port: int, timeout_seconds: float) -> LoadedRank:
-        """Reads this rank's share of the weights and joins the group."""
+    def load(
+        self, store_address: str, store_port: int, timeout_seconds: float, model_dir: str = ""
+    ) -> LoadedRank:
+        """Reads this rank's share of the weights and joins the group. model_dir: if other weights are served by now."""
         plan = self._plan
         self._worker = build_expert_worker(
             WorkerOptions(
-                model_dir=plan.model_dir,
+                model_dir=Path(model_dir) if model_dir else plan.model_dir,
                 rank=self._rank,
                 ep_size=plan.ep_size,
                 dtype=plan.dtype,
@@ -72,13 +77,17 @@ class ExpertWorker:
             ),
             progress=self._note_progress,
         )
-        return LoadedRank(os.getpid(), _place())
+        return LoadedRank(os.getpid(), _place(), ray.get_runtime_context().get_node_id())
+
+    def pulse(self) -> bool:
+        """That the process lives, whatever its rank waits for."""
+        return True
 
     def progress(self) -> float:
         """Fraction of this rank's weights that are loaded."""
         return self._fraction
 
-    def run(self, engine_endpoint: str, route_endpoint: str) -> None:
+    def run(self, engine_endpoint: str, route_endpoint: str, generation: int = 0) -> None:
         assert self._worker is not None, "run before load"
         use_one_compute_thread()
         run_worker(
@@ -88,6 +97,7 @@ class ExpertWorker:
             engine_endpoint=engine_endpoint,
             route_endpoint=route_endpoint,
             keys=self._keys,
+            generation=generation,
         )
 
     def _note_progress(self, done_bytes: int, total_bytes: int) -> None:

@@ -12,10 +12,11 @@ from msgspec.structs import replace
 from cluster.config import Config
 from cluster.errors import CellError
 from deploy.cell_plan import CellPlan
+from deploy.cell_watch import CellWatch
 from deploy.launch import actor_in, front_actor, launch_cell, num_ray_cpus, reserve_cell
 from deploy.planning import plan_cell
 from deploy.ray_cluster import RayCluster
-from deploy.supervisor import take_down, watch
+from deploy.supervisor import take_down
 
 SETTLE_SECONDS = 10.0
 MEASURE_SECONDS = 60.0
@@ -65,7 +66,7 @@ class _Cell:
     def idle(self, seconds: float) -> None:
         stop = threading.Event()
         threading.Timer(seconds, stop.set).start()
-        failure = watch(self._cell, stop)
+        failure = CellWatch(self._cell, recovers=False).until(stop)
         if failure is not None:
             raise CellError(failure)
 

@@ -1,0 +1,199 @@
+"""Which process is which rank after the start: those that die are replaced, those that hang are made to die.
+
+    a rank's process ends ─► the engine is told ─► a new process in its place ─► somebody hosts a rendezvous
+          ▲                                                                            │
+          └── it ends, or another does, while they come together ◄── all join ◄────────┘
+
+Nothing here waits: `tick` looks at what has come of what was asked for. How long it may take in all is the engine's
+limit; it ends the cell then.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from cluster.log import logger
+from cluster.messages import GroupWanted, Regroup
+
+PULSE_SECONDS = 3.0
+"""A process that does not say within this time that it lives hangs."""
+DEATH_SECONDS = 2.0
+"""Within this time Ray tells that a process has died; an exchange that broke without a death has another reason."""
+
+_LOG = logger("recovery")
+Call = Any
+"""What a call to another process will give."""
+
+
+class RankProcesses(Protocol):
+    """Processes by rank, in Ray."""
+
+    def start(self, rank: int) -> None:
+        """In place of one that has ended."""
+        ...
+
+    def kill(self, rank: int) -> None:
+        """Also one that is stopped. Idempotent."""
+        ...
+
+    def host_rendezvous(self, rank: int) -> Call:
+        """Gives (address, port)."""
+        ...
+
+    def load(self, rank: int, address: str, port: int, model_dir: str) -> Call:
+        """The rank's weights, then into the group."""
+        ...
+
+    def run(self, rank: int, generation: int, loaded: Any) -> None:
+        """It serves the engine until it ends, which is then told to `RankRecovery.lost`. loaded: what `load` gave."""
+        ...
+
+    def pulse(self, rank: int) -> Call: ...
+
+    def result(self, call: Call) -> tuple[bool, Any]:
+        """Whether it has ended well, and what it gave; (False, None) while it goes on, (False, why) when it failed."""
+        ...
+
+
+class EngineLine(Protocol):
+    def rank_lost(self, rank: int, reason: str) -> None: ...
+
+    def regroup(self, regroup: Regroup) -> None: ...
+
+    def take_wanted(self) -> list[GroupWanted]: ...
+
+
+@dataclass
+class _Attempt:
+    """To bring the ranks together. loads: once the engine has been told where."""
+
+    rendezvous: Call
+    loads: dict[int, Call] = field(default_factory=dict)
+    is_told: bool = False
+
+
+class RankRecovery:
+    def __init__(
+        self,
+        num_ranks: int,
+        processes: RankProcesses,
+        engine: EngineLine,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._num_ranks = num_ranks
+        self._processes = processes
+        self._engine = engine
+        self._clock = clock
+        self._generation = 0
+        self._dead: set[int] = set()
+        """Ranks without a process."""
+        self._new: set[int] = set()
+        """Ranks with one that has not been told to load yet."""
+        self._attempt: _Attempt | None = None
+        self._regroup_at: float | None = None
+        """When a group is made of whoever lives then, if nobody is found dead before."""
+        self._pulses: dict[int, Call] = {}
+        self._model_dir = ""
+
+    @property
+    def is_under_way(self) -> bool:
+        return bool(self._attempt or self._dead or self._pulses) or self._regroup_at is not None
+
+    def lost(self, rank: int, reason: str) -> None:
+        """Its process has ended."""
+        _LOG.error("rank lost rank=%d reason=%r", rank, reason)
+        self._engine.rank_lost(rank, reason)
+        self._pulses.pop(rank, None)
+        self._new.discard(rank)
+        self._dead.add(rank)
+        self._give_up()
+
+    def tick(self) -> None:
+        for wanted in self._engine.take_wanted():
+            self._take(wanted)
+        self._look_at_pulses()
+        if self._attempt is not None:
+            self._advance(self._attempt)
+        elif not self._pulses and (self._dead or self._is_due()):
+            self._begin()
+
+    def _take(self, wanted: GroupWanted) -> None:
+        if wanted.generation != self._generation:
+            return
+        self._model_dir = wanted.model_dir
+        if self._attempt is not None and self._attempt.is_told:
+            self._give_up()  # its ranks did not come together
+        if self._attempt is not None or self._dead or self._regroup_at is not None:
+            return
+        self._regroup_at = self._clock() + (PULSE_SECONDS if wanted.silent_ranks else DEATH_SECONDS)
+        if wanted.silent_ranks:
+            self._pulses = {rank: self._processes.pulse(rank) for rank in range(self._num_ranks)}
+
+    def _is_due(self) -> bool:
+        return self._regroup_at is not None and self._clock() >= self._regroup_at
+
+    def _look_at_pulses(self) -> None:
+        self._pulses = {
+            rank: call for rank, call in self._pulses.items() if not self._processes.result(call)[0]
+        }
+        if not self._pulses or not self._is_due():
+            return
+        for rank in self._pulses:
+            _LOG.error("rank hangs rank=%d: it gave no sign of life for %g s", rank, PULSE_SECONDS)
+            self._processes.kill(rank)  # `lost` will follow
+        self._pulses = {}
+        self._regroup_at = self._clock() + DEATH_SECONDS
+
+    def _give_up(self) -> None:
+        """What was under way. Those who load would wait for a group that does not come."""
+        attempt, self._attempt = self._attempt, None
+        for rank in attempt.loads if attempt is not None else ():
+            self._processes.kill(rank)
+            self._dead.add(rank)
+
+    def _begin(self) -> None:
+        self._regroup_at = None
+        self._new |= self._dead
+        for rank in sorted(self._dead):
+            self._processes.start(rank)
+        self._dead.clear()
+        lived = [rank for rank in range(self._num_ranks) if rank not in self._new]
+        self._attempt = _Attempt(self._processes.host_rendezvous(lived[0] if lived else 0))
+
+    def _advance(self, attempt: _Attempt) -> None:
+        if not attempt.is_told:
+            self._tell(attempt)
+            return
+        for rank, call in list(attempt.loads.items()):
+            done, result = self._processes.result(call)
+            if done:
+                del attempt.loads[rank]
+                self._processes.run(rank, self._generation, result)
+            elif result is not None:
+                del attempt.loads[rank]
+                self._processes.kill(rank)
+                self.lost(rank, str(result))
+                return
+        if not attempt.loads:
+            self._attempt = None
+
+    def _tell(self, attempt: _Attempt) -> None:
+        done, result = self._processes.result(attempt.rendezvous)
+        if not done:
+            if result is not None:
+                _LOG.warning("no rendezvous reason=%r", result)
+                self._give_up()
+                self._regroup_at = self._clock() + DEATH_SECONDS
+            return
+        address, port = result
+        self._generation += 1
+        joining = [rank for rank in range(self._num_ranks) if rank not in self._new]
+        self._engine.regroup(Regroup(self._generation, address, port, joining))
+        attempt.is_told = True
+        attempt.loads = {
+            rank: self._processes.load(rank, address, port, self._model_dir)
+            for rank in sorted(self._new)
+        }
+        self._new.clear()

@@ -1,0 +1,90 @@
+"""A cell's ranks as Ray actors: what `RankRecovery` does to them."""
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import ray
+import ray.exceptions
+import ray.util
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from deploy.actor_calls import end_of
+from deploy.actors.expert_worker import LoadedRank
+
+
+class RayRanks:
+    """Owner of the actors and their endless calls from the start on."""
+
+    def __init__(
+        self,
+        make_actor: Callable[[int], Any],
+        endpoints: tuple[str, str],
+        timeout_seconds: float,
+    ) -> None:
+        """endpoints: of the engine, for workers and for routes. timeout_seconds: to join a group."""
+        self._make_actor = make_actor
+        self._endpoints = endpoints
+        self._timeout_seconds = timeout_seconds
+        self.actors: dict[int, Any] = {}
+        self.calls: dict[int, Any] = {}
+        """Of those that serve; one that ends means that the process did, or could not go on."""
+        self.loaded: dict[int, LoadedRank] = {}
+
+    def start(self, rank: int) -> None:
+        self.actors[rank] = self._make_actor(rank)
+
+    def kill(self, rank: int) -> None:
+        with contextlib.suppress(ray.exceptions.RayError):
+            ray.kill(self.actors[rank])
+        loaded = self.loaded.get(rank)
+        if loaded is not None:
+            _kill_process(loaded)  # a stopped one does not hear Ray
+
+    def host_rendezvous(self, rank: int) -> Any:
+        return self.actors[rank].host_rendezvous.remote(self._timeout_seconds)
+
+    def load(self, rank: int, address: str, port: int, model_dir: str) -> Any:
+        self.loaded.pop(rank, None)
+        return self.actors[rank].load.remote(address, port, self._timeout_seconds, model_dir)
+
+    def run(self, rank: int, generation: int, loaded: LoadedRank) -> None:
+        self.loaded[rank] = loaded
+        self.calls[rank] = self.actors[rank].run.remote(*self._endpoints, generation)
+
+    def pulse(self, rank: int) -> Any:
+        return self.actors[rank].pulse.remote()
+
+    def result(self, call: Any) -> tuple[bool, Any]:
+        ended, _ = ray.wait([call], timeout=0)
+        if not ended:
+            return False, None
+        try:
+            return True, ray.get(call)
+        except ray.exceptions.RayError:
+            return False, end_of(call).reason
+
+    def take_ended(self, call: Any) -> tuple[int, str] | None:
+        """The rank whose endless call this is, and why it has ended."""
+        for rank, known in self.calls.items():
+            if known == call:
+                del self.calls[rank]
+                loaded = self.loaded[rank]
+                reason = f"{end_of(call).reason} (pid {loaded.pid} on {loaded.place.host})"
+                return rank, reason
+        return None
+
+
+def _kill_process(loaded: LoadedRank) -> None:
+    if loaded.place.host == ray.util.get_node_ip_address():
+        _sigkill(loaded.pid)
+        return
+    there = NodeAffinitySchedulingStrategy(loaded.node_id, soft=False)
+    ray.remote(_sigkill).options(num_cpus=0, scheduling_strategy=there).remote(loaded.pid)
+
+
+def _sigkill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
