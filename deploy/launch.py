@@ -12,7 +12,6 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from cluster.channel_keys import CellKeys
 from cluster.config import Config
 from cluster.errors import CellError, DeadlineError
-from cluster.log import logger
 from cluster.namespace import model_fingerprint
 from deploy.actor_calls import end_of, result_of
 from deploy.actors.engine import Engine
@@ -30,7 +29,6 @@ from router_service.tracing import trace_environment
 
 PROCESS_CPUS = 0.5
 """What Ray counts for the engine and for each HTTP server."""
-_LOG = logger("launch")
 
 
 class Progress(Protocol):
@@ -90,7 +88,7 @@ def _launch(
     )
     ranks.actors.update(enumerate(actors))
     engine_ref, link = engine.run.remote(), EngineLink(front, keys.launcher)
-    for rank, loaded in _load_weights(actors, config, deadline, progress).items():
+    for rank, loaded in sorted(_load_weights(actors, config, deadline, progress).items()):
         ranks.run(rank, 0, loaded)
     _wait_until_ready(link, engine_ref, ranks, deadline)
     traces = trace_environment(config.http.tracing, os.environ)
@@ -166,11 +164,6 @@ def _load_weights(
             fractions = result_of([w.progress.remote() for w in workers], deadline, "a rank")
             progress.loading(sum(fractions) / len(fractions))
     progress.loading(1.0)
-    for rank, where in sorted(loaded.items()):
-        _LOG.info(
-            "rank ready rank=%d pid=%d host=%s device=%s",
-            *(rank, where.pid, where.place.host, where.place.device),
-        )
     return loaded
 
 

@@ -11,8 +11,11 @@ import ray.exceptions
 import ray.util
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from cluster.log import logger
 from deploy.actor_calls import end_of
 from deploy.actors.expert_worker import LoadedRank
+
+_LOG = logger("launch")
 
 
 class RayRanks:
@@ -52,6 +55,10 @@ class RayRanks:
 
     def run(self, rank: int, generation: int, loaded: LoadedRank) -> None:
         self.loaded[rank] = loaded
+        _LOG.info(
+            "rank ready rank=%d pid=%d host=%s device=%s",
+            *(rank, loaded.pid, loaded.place.host, loaded.place.device),
+        )
         self.calls[rank] = self.actors[rank].run.remote(*self._endpoints, generation)
 
     def pulse(self, rank: int) -> Any:

@@ -26,6 +26,7 @@ class StreamEnd:
     """[DONE] came."""
     broken: bool
     """The connection was closed in the middle."""
+    text: str = ""
 
 
 class OpenRequests:
@@ -63,7 +64,7 @@ class OpenRequests:
         return completion_body(random_prompt(number, 24), self._max_tokens, **fields)
 
     def _stream(self, number: int) -> StreamEnd:
-        num_tokens, errors, done = 0, [], False
+        num_tokens, errors, done, text = 0, [], False, ""
         try:
             with (
                 httpx.Client(timeout=120.0, verify=self._verify) as client,
@@ -79,11 +80,12 @@ class OpenRequests:
                             errors.append(body["error"]["message"])
                         else:
                             num_tokens += 1
+                            text += body["choices"][0]["text"] if body["choices"] else ""
                     if num_tokens == 3:
                         self._flowing.release()
         except httpx.TransportError:
-            return StreamEnd(num_tokens, errors, done, broken=True)
-        return StreamEnd(num_tokens, errors, done, broken=False)
+            return StreamEnd(num_tokens, errors, done, broken=True, text=text)
+        return StreamEnd(num_tokens, errors, done, broken=False, text=text)
 
 
 def health(served: Served) -> httpx.Response:

@@ -1,0 +1,253 @@
+"""Ranks die, hang and come back in every order: what the launcher asks of whom. Processes and time are the test's."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from cluster.messages import GroupWanted, Regroup
+from deploy.rank_recovery import DEATH_SECONDS, PULSE_SECONDS, RankRecovery
+
+NUM_RANKS = 3
+SILENT = tuple(range(NUM_RANKS))
+
+
+@dataclass
+class Processes:
+    """What was asked for, by kind; `answers` and `failures` are of (kind, rank)."""
+
+    asked: list[tuple[str, int]] = field(default_factory=list)
+    answers: dict[tuple[str, int], Any] = field(default_factory=dict)
+    failures: dict[tuple[str, int], str] = field(default_factory=dict)
+    model_dirs: list[str] = field(default_factory=list)
+
+    def start(self, rank: int) -> None:
+        self._ask("start", rank)
+
+    def kill(self, rank: int) -> None:
+        self._ask("kill", rank)
+
+    def host_rendezvous(self, rank: int) -> tuple[str, int]:
+        return self._ask("host", rank)
+
+    def load(self, rank: int, address: str, port: int, model_dir: str) -> tuple[str, int]:
+        assert (address, port) == ("10.0.0.1", 29500)
+        self.model_dirs.append(model_dir)
+        return self._ask("load", rank)
+
+    def run(self, rank: int, generation: int, loaded: Any) -> None:
+        assert loaded == f"rank {rank} loaded"
+        self._ask(f"run in {generation}", rank)
+
+    def pulse(self, rank: int) -> tuple[str, int]:
+        return self._ask("pulse", rank)
+
+    def result(self, call: tuple[str, int]) -> tuple[bool, Any]:
+        if call in self.answers:
+            return True, self.answers[call]
+        return False, self.failures.get(call)
+
+    def _ask(self, what: str, rank: int) -> tuple[str, int]:
+        self.asked.append((what, rank))
+        return what, rank
+
+    def take(self) -> list[tuple[str, int]]:
+        asked, self.asked = self.asked, []
+        return asked
+
+
+@dataclass
+class Engine:
+    lost: list[int] = field(default_factory=list)
+    groups: list[Regroup] = field(default_factory=list)
+    wanted: list[GroupWanted] = field(default_factory=list)
+
+    def rank_lost(self, rank: int, reason: str) -> None:
+        self.lost.append(rank)
+
+    def regroup(self, regroup: Regroup) -> None:
+        self.groups.append(regroup)
+
+    def take_wanted(self) -> list[GroupWanted]:
+        wanted, self.wanted = self.wanted, []
+        return wanted
+
+    def want(self, generation: int, *silent: int, model_dir: str = "") -> None:
+        self.wanted.append(GroupWanted(generation, list(silent), model_dir, "broken"))
+
+
+class Cell:
+    def __init__(self) -> None:
+        self.processes, self.engine, self.now = Processes(), Engine(), 0.0
+        self.recovery = RankRecovery(NUM_RANKS, self.processes, self.engine, clock=lambda: self.now)
+        for rank in range(NUM_RANKS):
+            self.processes.answers["load", rank] = f"rank {rank} loaded"
+            self.processes.answers["host", rank] = ("10.0.0.1", 29500)
+
+    def ticks(self, seconds: float = 0.0) -> list[tuple[str, int]]:
+        """As many as change something, and what they asked for."""
+        self.now += seconds
+        for _ in range(5):
+            self.recovery.tick()
+        return self.processes.take()
+
+
+def test_a_dead_rank_gets_a_new_process_and_all_meet_where_a_survivor_listens() -> None:
+    cell = Cell()
+    cell.recovery.lost(0, "SIGKILL")
+    cell.engine.want(0, model_dir="/weights/7")
+
+    assert cell.ticks() == [("start", 0), ("host", 1), ("load", 0), ("run in 1", 0)]
+    assert cell.engine.lost == [0]
+    assert cell.engine.groups == [Regroup(1, "10.0.0.1", 29500, [1, 2])]
+    assert cell.processes.model_dirs == ["/weights/7"]
+    assert not cell.recovery.is_under_way
+
+
+def test_ranks_that_die_at_once_come_back_at_once_and_without_a_survivor_the_first_listens() -> (
+    None
+):
+    cell = Cell()
+    for rank in range(NUM_RANKS):
+        cell.recovery.lost(rank, "SIGKILL")
+
+    assert cell.ticks()[:4] == [("start", 0), ("start", 1), ("start", 2), ("host", 0)]
+    assert cell.engine.groups[0].joining_ranks == []
+    assert not cell.recovery.is_under_way
+
+
+def test_a_rank_that_dies_while_another_loads_begins_a_new_group_and_who_loaded_begins_anew() -> (
+    None
+):
+    cell = Cell()
+    del cell.processes.answers["load", 2]
+    cell.recovery.lost(2, "SIGKILL")
+    assert cell.ticks() == [("start", 2), ("host", 0), ("load", 2)]
+
+    cell.recovery.lost(1, "SIGKILL")
+    cell.processes.answers["load", 2] = "rank 2 loaded"
+
+    assert cell.ticks() == [
+        ("kill", 2),
+        ("start", 1),
+        ("start", 2),
+        ("host", 0),
+        ("load", 1),
+        ("load", 2),
+        ("run in 2", 1),
+        ("run in 2", 2),
+    ]
+    assert [group.generation for group in cell.engine.groups] == [1, 2]
+    assert cell.engine.groups[1].joining_ranks == [0]
+
+
+def test_a_rank_that_dies_before_anybody_was_told_where_to_meet_costs_no_further_process() -> None:
+    cell = Cell()
+    del cell.processes.answers["host", 0]
+    cell.recovery.lost(2, "SIGKILL")
+    assert cell.ticks() == [("start", 2), ("host", 0)]
+
+    cell.recovery.lost(0, "SIGKILL")
+
+    assert cell.ticks() == [
+        ("start", 0),
+        ("host", 1),
+        ("load", 0),
+        ("load", 2),
+        ("run in 1", 0),
+        ("run in 1", 2),
+    ]
+
+
+def test_a_process_that_cannot_load_is_replaced() -> None:
+    cell = Cell()
+    cell.processes.answers.pop(("load", 1))
+    cell.processes.failures["load", 1] = "no memory"
+    cell.recovery.lost(1, "SIGKILL")
+    cell.recovery.tick()
+    cell.recovery.tick()
+    cell.recovery.tick()
+    assert cell.processes.take() == [("start", 1), ("host", 0), ("load", 1), ("kill", 1)]
+    assert cell.engine.lost == [1, 1]
+
+    cell.processes.failures.clear()
+    cell.processes.answers["load", 1] = "rank 1 loaded"
+    assert cell.ticks() == [("start", 1), ("host", 0), ("load", 1), ("run in 2", 1)]
+
+
+def test_a_rank_that_hangs_is_killed_and_the_others_are_not() -> None:
+    cell = Cell()
+    cell.engine.want(0, *SILENT)
+    cell.processes.answers |= {("pulse", rank): True for rank in (0, 2)}
+    assert cell.ticks() == [("pulse", 0), ("pulse", 1), ("pulse", 2)]
+    assert cell.ticks(PULSE_SECONDS) == [("kill", 1)]
+    assert cell.engine.groups == []
+
+    cell.recovery.lost(1, "SIGKILL")
+
+    assert cell.ticks() == [("start", 1), ("host", 0), ("load", 1), ("run in 1", 1)]
+
+
+def test_silent_ranks_that_all_live_meet_again_as_they_are() -> None:
+    cell = Cell()
+    cell.engine.want(0, *SILENT)
+    cell.processes.answers |= {("pulse", rank): True for rank in range(NUM_RANKS)}
+    assert [what for what, _ in cell.ticks()] == ["pulse"] * 3
+    assert cell.engine.groups == []
+    assert cell.ticks(PULSE_SECONDS) == [("host", 0)]
+    assert cell.engine.groups == [Regroup(1, "10.0.0.1", 29500, [0, 1, 2])]
+    assert not cell.recovery.is_under_way
+
+
+def test_an_exchange_that_broke_waits_for_the_death_that_explains_it() -> None:
+    cell = Cell()
+    cell.engine.want(0)
+    assert cell.ticks() == []
+    assert cell.recovery.is_under_way
+    cell.recovery.lost(2, "SIGKILL")
+    assert cell.ticks() == [("start", 2), ("host", 0), ("load", 2), ("run in 1", 2)]
+
+
+def test_an_exchange_that_broke_with_nobody_dead_is_made_anew() -> None:
+    cell = Cell()
+    cell.engine.want(0)
+    assert cell.ticks(DEATH_SECONDS / 2) == []
+    assert cell.ticks(DEATH_SECONDS) == [("host", 0)]
+    assert cell.engine.groups[0].joining_ranks == [0, 1, 2]
+
+
+def test_what_is_said_of_a_group_that_was_replaced_is_old_news() -> None:
+    cell = Cell()
+    cell.recovery.lost(1, "SIGKILL")
+    cell.ticks()
+    cell.engine.want(0)
+    assert cell.ticks(DEATH_SECONDS) == []
+    assert not cell.recovery.is_under_way
+
+
+def test_a_group_that_does_not_come_together_is_replaced_by_another() -> None:
+    cell = Cell()
+    del cell.processes.answers["load", 1]
+    cell.recovery.lost(1, "SIGKILL")
+    cell.ticks()
+    cell.engine.want(1)
+    cell.recovery.tick()
+    assert cell.processes.take() == [("kill", 1), ("start", 1), ("host", 0)]
+    cell.processes.answers["load", 1] = "rank 1 loaded"
+    assert cell.ticks() == [("load", 1), ("run in 2", 1)]
+
+
+def test_a_host_of_the_rendezvous_that_cannot_listen_is_asked_again() -> None:
+    cell = Cell()
+    cell.processes.answers.pop(("host", 0))
+    cell.processes.failures["host", 0] = "no port"
+    cell.recovery.lost(1, "SIGKILL")
+    cell.recovery.tick()
+    cell.recovery.tick()
+    cell.processes.failures.clear()
+    cell.processes.answers["host", 0] = ("10.0.0.1", 29500)
+    assert cell.ticks(DEATH_SECONDS) == [
+        ("start", 1),
+        ("host", 0),
+        ("host", 0),
+        ("load", 1),
+        ("run in 1", 1),
+    ]
