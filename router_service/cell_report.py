@@ -6,6 +6,7 @@ from cluster.prefix_match import StoreStats
 from cluster.rank_place import RankPlace
 from cluster.worker_messages import CellIdentity
 from router_service.engine import Engine
+from router_service.recovery import Recovered
 
 
 def status_of(
@@ -63,3 +64,9 @@ def refresh_gauges(metrics: Metrics, engine: Engine, stats: StoreStats) -> None:
             "scores": stats.score_blocks_evicted,
         }
     )
+
+
+def count_recovery(metrics: Metrics, recovered: Recovered) -> None:
+    metrics.recovery_seconds.observe(recovered.seconds)
+    metrics.recovered_tokens.labels("replayed").inc(recovered.lost.num_routed_tokens)
+    metrics.recovered_tokens.labels("computed").inc(recovered.lost.num_unrouted_tokens)

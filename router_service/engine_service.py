@@ -45,7 +45,7 @@ from cluster.messages import (
 from cluster.metrics import Metrics
 from cluster.wire import Decoder, encode
 from cluster.worker_messages import CellIdentity
-from router_service.cell_report import refresh_gauges, status_of
+from router_service.cell_report import count_recovery, refresh_gauges, status_of
 from router_service.clients import PrefixStore
 from router_service.engine_composition import ServedShapes, Surroundings, compose_engine
 from router_service.engine_sockets import EngineSockets, largest_frame
@@ -217,10 +217,7 @@ class EngineService:
             recovered = self._recovery.run(error)
         finally:
             self._paused = ""
-        self._metrics.recovery_seconds.observe(recovered.seconds)
-        tokens = self._metrics.recovered_tokens
-        tokens.labels("replayed").inc(recovered.lost.num_routed_tokens)
-        tokens.labels("computed").inc(recovered.lost.num_unrouted_tokens)
+        count_recovery(self._metrics, recovered)
         self._ship()
 
     def ask_for_group(self, wanted: GroupWanted) -> None:
@@ -361,14 +358,8 @@ class EngineService:
             planned_dispatch=command.planned_dispatch,
             prefix_store=command.prefix_store,
         )
-        after = self._engine.features
-        if after != before:
-            _LOG.info(
-                "features route_replay=%s planned_dispatch=%s prefix_store=%s",
-                after.route_replay,
-                after.planned_dispatch,
-                after.prefix_store,
-            )
+        if self._engine.features != before:
+            _LOG.info("features %s", self._engine.features)
 
     # --- other weights
 

@@ -177,7 +177,7 @@ class ContentRanks:
         rank, generation, incarnation = self._come
         self._come = None
         assert rank not in sockets
-        sockets[rank] = DealerSocket(f"rank-{rank}")
+        sockets[rank] = DealerSocket(f"rank-{rank}", KEYS.worker)
         sockets[rank].connect(self._service.worker_endpoint)
         sockets[rank].send(self._ready(rank, incarnation, generation))
 

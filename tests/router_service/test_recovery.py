@@ -20,6 +20,7 @@ from cluster.messages import (
 )
 from cluster.wire import Decoder, encode
 from cluster.worker_messages import GroupBroken
+from tests.helpers.channel_keys import KEYS
 from tests.helpers.content_cell import PATIENCE, ContentCell
 from tests.helpers.content_workers import oracle
 from tests.helpers.served import eventually
@@ -32,7 +33,7 @@ class Launcher:
     """Its line to the engine."""
 
     def __init__(self, cell: ContentCell) -> None:
-        self._socket = DealerSocket("launcher-1")
+        self._socket = DealerSocket("launcher-1", KEYS.launcher)
         self._socket.connect(cell.service.client_endpoint)
         self._decoder: Decoder[ToLauncher] = Decoder(ToLauncher)
         self._cell = cell
@@ -134,7 +135,7 @@ def test_ranks_that_could_not_join_are_told_to_the_launcher_once_more() -> None:
         launcher.wanted()
         launcher.regroup(0)
         eventually(lambda: cell.ranks.groups or None, PATIENCE, "the order to join")
-        other = DealerSocket("rank-1-that-could-not-join")
+        other = DealerSocket("rank-1-that-could-not-join", KEYS.worker)
         other.connect(cell.service.worker_endpoint)
         other.send(encode(GroupBroken(1, 1, "rank 1 could not join the EP group")))
         wanted = launcher.wanted()
