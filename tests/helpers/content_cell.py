@@ -1,6 +1,7 @@
 """An engine service over real sockets whose workers hold digests: one thread serves, one plays all ranks."""
 
 import threading
+from collections import deque
 from typing import Any, TypeVar
 
 import numpy as np
@@ -106,7 +107,7 @@ class ContentRanks:
         self._service = service
         self._num_ranks = num_ranks
         self._stop = threading.Event()
-        self._hang_up: int | None = None
+        self._hang_ups: deque[int] = deque()
         self._come: tuple[int, int, str] | None = None
         self.dies_in_step: int | None = None
         """This rank does, in every step."""
@@ -128,7 +129,7 @@ class ContentRanks:
         self.may_answer.set()
 
     def hang_up(self, rank: int) -> None:
-        self._hang_up = rank
+        self._hang_ups.append(rank)
 
     def come_back(self, rank: int, generation: int, incarnation: str = "second life") -> None:
         """As another process, which has joined this group."""
@@ -165,14 +166,15 @@ class ContentRanks:
         routes.close_after_sending(1.0)
 
     def _lose(self, sockets: dict[int, DealerSocket]) -> None:
-        rank, self._hang_up = self._hang_up, None
-        if rank in sockets:
-            self._have_step.clear()
-            self.content.lose_rank(rank, 0)
-            sockets.pop(rank).close()
+        while self._hang_ups:
+            rank = self._hang_ups.popleft()
+            if rank in sockets:
+                self._have_step.clear()
+                self.content.lose_rank(rank, 0)
+                sockets.pop(rank).close()
 
     def _replace(self, sockets: dict[int, DealerSocket]) -> None:
-        if self._come is None or self._hang_up is not None:
+        if self._come is None or self._hang_ups:
             return
         rank, generation, incarnation = self._come
         self._come = None
@@ -270,7 +272,7 @@ class ContentRanks:
             self.is_held = True
         self.may_answer.wait(PATIENCE)
         for result in self.content.execute(step):
-            if result.rank in sockets and result.rank != self._hang_up:
+            if result.rank in sockets and result.rank not in self._hang_ups:
                 sockets[result.rank].send(encode(result))
         for frame in self.content.frames(0.0):
             routes.send(encode(frame))
