@@ -7,7 +7,7 @@ import schemathesis
 MOST_TOKENS = 8
 LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 UNLIMITED = {"messages": "max_completion_tokens", "input": "max_output_tokens"}
-"""By a field of the body, the limit that may be absent; of Anthropic's messages it may not."""
+"""By a field of the body, the limit that may be absent or null; of Anthropic's messages it may not."""
 
 
 @schemathesis.hook
@@ -19,6 +19,8 @@ def before_call(context: Any, case: Any, kwargs: Any) -> None:
     for name in LIMITS:
         if type(body.get(name)) is int and body[name] > MOST_TOKENS:
             body[name] = MOST_TOKENS
+    if "/messages" in case.path or any(body.get(name) is not None for name in LIMITS):
+        return
     for field, limit in UNLIMITED.items():
-        if field in body and "/messages" not in case.path and not any(n in body for n in LIMITS):
+        if field in body:
             body[limit] = MOST_TOKENS
