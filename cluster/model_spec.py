@@ -116,7 +116,17 @@ class ModelSpec:
     """What `dtype = auto` computes in where the device can: bfloat16 stays, float16 is widened to float32."""
     attention: AttentionSpec
     gate: GateSpec
-    eos_token_ids: tuple[int, ...]
+    config_eos_token_ids: tuple[int, ...]
+    """Of config.json; empty if it names none."""
+    generation_eos_token_ids: tuple[int, ...] | None
+    """Of generation_config.json, where they are more than those of config.json for many models. None: it names none."""
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """What ends an answer: generation_config.json decides, where it says something."""
+        if self.generation_eos_token_ids is None:
+            return self.config_eos_token_ids
+        return self.generation_eos_token_ids
 
     @property
     def num_moe_layers(self) -> int:

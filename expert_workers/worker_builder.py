@@ -39,6 +39,8 @@ class WorkerOptions:
     store_address, store_port: where the EP group meets; unused with local dispatch
     join_timeout_seconds:      until every rank has loaded and arrived
     exchange_timeout_seconds:  of one exchange; longer than the slowest step of a healthy peer
+    weights_dir:               of the weights that are served by now; None: those in model_dir. What is read as text
+                               (config, tokenizer, end-of-sequence ids) stays that of model_dir
     placement:                 None: contiguous
     group_name:                of the cell alone
     """
@@ -58,8 +60,14 @@ class WorkerOptions:
     store_port: int
     join_timeout_seconds: float
     exchange_timeout_seconds: float
+    weights_dir: Path | None = None
     placement: ExpertPlacement | None = None
     group_name: str = "ep_group"
+
+    @property
+    def served_dir(self) -> Path:
+        """Whose weights this rank serves and is known by."""
+        return self.weights_dir or self.model_dir
 
     @property
     def group_options(self) -> GroupOptions:
@@ -89,7 +97,7 @@ def build_expert_worker(
     placement = expert_placement(options, spec)
     dtype = torch_dtype(options.dtype)
     target = WeightTarget(placement, options.rank, dtype, options.device)
-    weights = load_weights(options.model_dir, spec, target, progress)
+    weights = load_weights(options.served_dir, spec, target, progress)
     numerics = DeterministicNumerics() if options.deterministic else FastNumerics()
     transformer = Transformer(spec, weights, numerics)
     kv_pool = KVPool(
@@ -161,7 +169,7 @@ def plan_shape(
 def rank_identity(options: WorkerOptions, placement: ExpertPlacement) -> CellIdentity:
     """What this rank has, from its own files; `model_fingerprint` says how much of them it reads."""
     return CellIdentity(
-        model_fingerprint=model_fingerprint(options.model_dir, options.dtype),
+        model_fingerprint=model_fingerprint(options.served_dir, options.dtype),
         dtype=options.dtype,
         deterministic=options.deterministic,
         ep_size=placement.ep_size,

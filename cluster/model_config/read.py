@@ -87,7 +87,8 @@ def _read(config: JsonObject, family: Family, model_dir: Path) -> ModelSpec:
         checkpoint_dtype=_read_dtype(config),
         attention=family.attention(config),
         gate=family.gate(config),
-        eos_token_ids=_read_eos_token_ids(config, model_dir, vocab_size),
+        config_eos_token_ids=_read_eos_token_ids(config, vocab_size) or (),
+        generation_eos_token_ids=_read_generation_eos_token_ids(model_dir, vocab_size),
     )
 
 
@@ -105,15 +106,16 @@ def _read_dtype(config: JsonObject) -> ComputeDtype:
     return dtypes[value]
 
 
-def _read_eos_token_ids(config: JsonObject, model_dir: Path, vocab_size: int) -> tuple[int, ...]:
-    source = config
-    value = config.get("eos_token_id")
-    generation_file = model_dir / "generation_config.json"
-    if generation_file.exists():
-        generation = JsonObject.read(generation_file)
-        if generation.get("eos_token_id") is not None:
-            source, value = generation, generation.get("eos_token_id")
-    ids = value if isinstance(value, list) else [] if value is None else [value]
+def _read_generation_eos_token_ids(model_dir: Path, vocab_size: int) -> tuple[int, ...] | None:
+    file = model_dir / "generation_config.json"
+    return _read_eos_token_ids(JsonObject.read(file), vocab_size) if file.exists() else None
+
+
+def _read_eos_token_ids(source: JsonObject, vocab_size: int) -> tuple[int, ...] | None:
+    value = source.get("eos_token_id")
+    if value is None:
+        return None
+    ids = value if isinstance(value, list) else [value]
     if not all(type(token_id) is int and 0 <= token_id < vocab_size for token_id in ids):
         raise source.refuse("eos_token_id", f"ids below vocab_size = {vocab_size}")
     return tuple(ids)

@@ -58,7 +58,8 @@ class ExpertWorker:
         plan = self._plan
         self._worker = build_expert_worker(
             WorkerOptions(
-                model_dir=Path(model_dir) if model_dir else plan.model_dir,
+                model_dir=plan.model_dir,
+                weights_dir=Path(model_dir) if model_dir else None,
                 rank=self._rank,
                 ep_size=plan.ep_size,
                 dtype=plan.dtype,

@@ -65,7 +65,11 @@ def test_what_a_trainer_did_not_write_stays_and_what_it_wrote_may_be_laid_out_an
             {"temperature": 0.5},
             "generation_config.json: the sampling defaults",
         ),
-        ("generation_config.json", {"eos_token_id": 2}, r"eos_token_ids is \(2,\)"),
+        (
+            "generation_config.json",
+            {"eos_token_id": 2},
+            r"generation_config.json: eos_token_id is \(2,\)",
+        ),
         ("config.json", {"num_experts_per_tok": 2}, r"gate.num_experts_per_tok is 2, .* is 4"),
     ],
 )
@@ -74,6 +78,27 @@ def test_what_http_servers_keep_and_what_the_model_is_must_be_the_same(
 ) -> None:
     change(other / name, **changes)
     with pytest.raises(CheckpointError, match=named):
+        served.inspect(other)
+
+
+@pytest.mark.parametrize("said", [2, None, [2, 0]])
+def test_end_of_sequence_ids_that_a_directory_does_not_name_stay(
+    said: int | list[int] | None, served: ServedCheckpoint, other: Path
+) -> None:
+    change(other / "config.json", eos_token_id=said)
+    change(other / "generation_config.json", eos_token_id=None)
+    fingerprint = model_fingerprint(other, "float32")
+    assert served.inspect(other) == fingerprint
+    (other / "generation_config.json").unlink()
+    assert served.inspect(other) == fingerprint
+
+
+def test_without_a_generation_config_the_end_of_sequence_id_of_the_config_must_be_the_same(
+    served: ServedCheckpoint, other: Path
+) -> None:
+    (other / "generation_config.json").unlink()
+    change(other / "config.json", eos_token_id=3)
+    with pytest.raises(CheckpointError, match=r"/config.json: eos_token_id is \(3,\), .* \(2, 0\)"):
         served.inspect(other)
 
 
