@@ -1,7 +1,9 @@
 """A generation answered over HTTP, whole or as a stream, in the form of whichever API asked for it."""
 
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import aclosing
+from functools import partial
+from itertools import chain
 from typing import Protocol
 
 from fastapi import Request
@@ -11,6 +13,7 @@ from router_service.beside_the_loop import beside_the_loop
 from router_service.choice_delta import ChoiceDelta
 from router_service.generation import Generation, Generator
 from router_service.json_pieces import JsonAnswer, json_parts, one_by_one
+from router_service.logprobs import num_scores
 from router_service.responses import Json, WholeChoice, whole_choices
 from router_service.streaming import EventStream, unless_client_leaves
 from router_service.visits import Visit, visit_of
@@ -60,6 +63,15 @@ class Answering:
     ) -> AsyncGenerator[bytes, None]:
         async with aclosing(self._generator.run(generation, visit)) as deltas:
             async for delta in deltas:
-                async for piece in one_by_one(form.told(delta)):
+                size = num_scores(delta.scored)
+                pieces = await beside_the_loop(size, partial(_begun, form, delta))
+                async for piece in one_by_one(pieces):
                     yield piece
         yield form.closing()
+
+
+def _begun(form: AnswerForm, delta: ChoiceDelta) -> Iterator[bytes]:
+    """The events of `delta`, whose log-probs are written out by the time that the first piece is there."""
+    pieces = iter(form.told(delta))
+    first = next(pieces, None)
+    return pieces if first is None else chain((first,), pieces)

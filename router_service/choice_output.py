@@ -96,10 +96,11 @@ class ChoiceOutput:
     def _add_one(self, token_id: int, score: ScoreColumns | None) -> Said:
         self.num_tokens += 1
         self._held_ids.append(token_id)
-        if score is not None:
-            token = scored_token(token_id, self._num_decoded, score, self._num_logprobs)
-            self._held_scored.append(token)
         is_silent = token_id in self._stop_token_ids
+        if score is not None:
+            broken = 0 if is_silent else self._detokenizer.num_broken_by(token_id)
+            place = self._num_decoded + broken
+            self._held_scored.append(scored_token(token_id, place, score, self._num_logprobs))
         text = "" if is_silent else self._detokenizer.add(token_id)
         self._num_decoded += len(text)
         text = self._stop.add(text, self.num_tokens)

@@ -31,10 +31,29 @@ def token_bytes(entry: str) -> bytes:
 class Detokenizer:
     """Text of one growing id list. Owner of the bytes of a character that is not complete yet."""
 
-    def __init__(self, bytes_of_token: Mapping[int, bytes]) -> None:
-        """bytes_of_token: bytes by id. Ids without an entry (special, or padding of the vocabulary) are silent."""
+    def __init__(self, bytes_of_token: Mapping[int, bytes], begun: bytes = b"") -> None:
+        """bytes_of_token: bytes by id. Ids without an entry (special, or padding of the vocabulary) are silent.
+        begun: `held` of a detokenizer that this one goes on from."""
         self._bytes_of_token = bytes_of_token
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._decoder.decode(begun)
+
+    @property
+    def held(self) -> bytes:
+        """The beginning of a character that is not complete."""
+        return self._decoder.getstate()[0]
+
+    def num_broken_by(self, token_id: int) -> int:
+        """Characters (one, if any) that replace what is held when this token comes and does not go on with it. They
+        come before the token's own."""
+        held, new = self.held, self._bytes_of_token.get(token_id, b"")
+        if not (held and new):
+            return 0
+        try:
+            codecs.getincrementaldecoder("utf-8")(errors="strict").decode(held + new[:1])
+        except UnicodeDecodeError:
+            return 1
+        return 0
 
     def add(self, token_id: int) -> str:
         """Characters that this token completes, possibly none."""

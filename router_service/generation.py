@@ -85,23 +85,25 @@ class Generator:
         num_choices = len(request.prompts) * request.num_choices
         submits = [_submit(generation, visit, index, attempt) for index in range(num_choices)]
         index_of = {submit.request_id: index for index, submit in enumerate(submits)}
+        num_prompt_tokens = generation.num_prompt_tokens
+        visit.begin(num_prompt_tokens)
+        echoing = await beside_the_loop(
+            num_prompt_tokens if request.echoes else 0, lambda: _echoing(request, self._codec)
+        )
         outputs = [
             ChoiceOutput(
-                self._codec.detokenizer(request.reading.markers),
+                self._codec.detokenizer(
+                    request.reading.markers, echoing.held(index) if echoing else b""
+                ),
                 request.stop,
                 stop_token_ids=submit.sampling.stop_token_ids,
                 min_tokens=submit.sampling.min_tokens,
                 num_logprobs=request.num_logprobs or 0,
                 reader=request.reading.reader(),
             )
-            for submit in submits
+            for index, submit in enumerate(submits)
         ]
         route_parts: list[list[RoutePart]] = [[] for _ in submits]
-        num_prompt_tokens = generation.num_prompt_tokens
-        visit.begin(num_prompt_tokens)
-        echoing = await beside_the_loop(
-            num_prompt_tokens if request.echoes else 0, lambda: _echoing(request, self._codec)
-        )
         with generation.names.restored():
             async with aclosing(self._client.generate(submits)) as deltas:
                 async for delta in deltas:
@@ -150,7 +152,8 @@ def _note_ends(visit: Visit, told: list[ChoiceDelta]) -> None:
 def _echoing(request: AdmittedRequest, codec: TextCodec) -> Echoing | None:
     if not request.echoes:
         return None
-    return Echoing(request.prompts, codec, request.num_choices, request.num_logprobs)
+    sent = request.prompts_sent
+    return Echoing(request.prompts, codec, request.num_choices, request.num_logprobs, sent)
 
 
 def _submit(generation: Generation, visit: Visit, index: int, attempt: int) -> Submit:

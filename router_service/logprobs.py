@@ -38,6 +38,11 @@ def scored_token(
     return ScoredToken(token_id, text_offset, logprob, tuple(listed))
 
 
+def num_scores(tokens: Sequence[ScoredToken]) -> int:
+    """Tokens and alternatives."""
+    return sum(1 + len(token.alternatives) for token in tokens)
+
+
 def completion_logprobs(tokens: Sequence[ScoredToken], codec: TextCodec) -> Json:
     """The lists of /v1/completions, all of one length."""
     return {

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from cluster.messages import OutputDelta
 from cluster.scores import ScoreColumns
@@ -16,19 +16,27 @@ class PromptEcho:
     """Of one prompt. Owner of what its choices wait for: the scores of the prompt, if they were asked."""
 
     def __init__(
-        self, token_ids: Sequence[int], codec: TextCodec, num_logprobs: int | None
+        self,
+        token_ids: Sequence[int],
+        codec: TextCodec,
+        num_logprobs: int | None,
+        sent: str | None = None,
     ) -> None:
-        """num_logprobs: alternatives listed with each token; None: no log-probs, so nothing to wait for."""
+        """num_logprobs: alternatives listed with each token; None: no log-probs, so nothing to wait for.
+        sent: the text that the prompt was sent as, if it was one."""
         self._token_ids = token_ids
         self._num_logprobs = num_logprobs
-        self.text, self._offsets = _decoded(token_ids, codec)
+        self._placed = _decoded(token_ids, codec) if sent is None else _sent(token_ids, codec, sent)
+        self.text = self._placed.text
+        self.held = self._placed.held
         self.scored: list[ScoredToken] = []
         self.is_ready = num_logprobs is None
 
     def add_scores(self, scores: ScoreColumns) -> None:
         """scores: [prompt - 1] of the tokens from the second on."""
         first = ScoredToken(self._token_ids[0], 0, None, ())
-        places = zip(self._token_ids[1:], self._offsets[1:], scores.split(), strict=True)
+        offsets = self._placed.offsets
+        places = zip(self._token_ids[1:], offsets[1:], scores.split(), strict=True)
         rest = [scored_token(*place, self._num_logprobs or 0) for place in places]
         self.scored = [first, *rest]
         self.is_ready = True
@@ -47,12 +55,20 @@ class Echoing:
         codec: TextCodec,
         num_choices: int,
         num_logprobs: int | None,
+        sent: Sequence[str | None],
     ) -> None:
-        """num_choices: of each prompt; num_logprobs: see PromptEcho."""
+        """num_choices: of each prompt; num_logprobs, sent: see PromptEcho."""
         self._num_choices = num_choices
-        self._echoes = [PromptEcho(ids, codec, num_logprobs) for ids in prompts]
+        self._echoes = [
+            PromptEcho(ids, codec, num_logprobs, text)
+            for ids, text in zip(prompts, sent, strict=True)
+        ]
         self._held: dict[int, list[ChoiceDelta]] = defaultdict(list)
         self._begun: set[int] = set()
+
+    def held(self, index: int) -> bytes:
+        """What choice `index` goes on from: the beginning of a character at the end of its prompt."""
+        return self._echoes[index // self._num_choices].held
 
     async def add(
         self, index: int, delta: OutputDelta, taken: list[ChoiceDelta]
@@ -63,7 +79,8 @@ class Echoing:
         self._held[index] += taken
         scores = delta.prompt_scores
         if scores is not None:
-            await beside_the_loop(scores.num_tokens, lambda: echo.add_scores(scores))
+            size = scores.num_tokens + scores.top_ids.size
+            await beside_the_loop(size, lambda: echo.add_scores(scores))
         if not echo.is_ready:
             return []
         first = prompt * self._num_choices
@@ -80,12 +97,31 @@ class Echoing:
         return told
 
 
-def _decoded(token_ids: Sequence[int], codec: TextCodec) -> tuple[str, list[int]]:
-    """The text, and how many characters of it come before each token. Special tokens leave none."""
-    detokenizer, pieces, offsets, length = codec.detokenizer(), [], [], 0
+@dataclass(frozen=True)
+class _Placed:
+    """A prompt as text. offsets: how many characters of it come before each token; held: see Detokenizer."""
+
+    text: str
+    offsets: list[int]
+    held: bytes = b""
+
+
+def _decoded(token_ids: Sequence[int], codec: TextCodec) -> _Placed:
+    """Special tokens as they are written. A character that is not complete is left to the completion."""
+    detokenizer = codec.detokenizer(codec.special_texts)
+    pieces, offsets, length = [], [], 0
     for token_id in token_ids:
-        offsets.append(length)
+        offsets.append(length + detokenizer.num_broken_by(token_id))
         pieces.append(detokenizer.add(token_id))
         length += len(pieces[-1])
-    pieces.append(detokenizer.finish())
-    return "".join(pieces), offsets
+    return _Placed("".join(pieces), offsets, detokenizer.held)
+
+
+def _sent(token_ids: Sequence[int], codec: TextCodec, text: str) -> _Placed:
+    """The tokens placed in the text that they were made of: a tokenizer may put some before it (they have no
+    characters there), or write it otherwise (Unicode's composed forms)."""
+    decoded = _decoded(token_ids, codec)
+    if decoded.text.endswith(text):
+        before = len(decoded.text) - len(text)
+        return _Placed(text, [max(0, offset - before) for offset in decoded.offsets])
+    return _Placed(text, codec.starts(text))

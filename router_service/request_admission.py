@@ -75,6 +75,8 @@ class AdmittedRequest:
     """Of the body, which asked for the grammar that the answer is held to."""
     reading: AnswerReading = PLAIN
     """Of what is generated."""
+    prompts_sent: tuple[str | None, ...] = ()
+    """Of each prompt that is echoed the text that it was sent as; None: it was sent as token ids."""
 
     @property
     def num_prompt_alternatives(self) -> int | None:
@@ -121,7 +123,7 @@ class RequestAdmission:
         size = sum(len(prompt) for prompt in prompts if isinstance(prompt, str))
         pairs = zip(prompts, fields, strict=True)
         ids = [await self._prompt_ids(*pair, size) for pair in pairs]
-        return await self._admit(
+        admitted = await self._admit(
             body,
             tenant,
             ids,
@@ -129,6 +131,10 @@ class RequestAdmission:
             default=_DEFAULT_COMPLETION_TOKENS,
             source=requested_grammar(body),
         )
+        if not admitted.echoes:
+            return admitted
+        sent = tuple(prompt if isinstance(prompt, str) else None for prompt in prompts)
+        return replace(admitted, prompts_sent=sent)
 
     async def chat(self, body: ChatBody, tenant: str | None) -> AdmittedRequest:
         """One whose answer is text. Raises RequestError, UnknownModelError, ContextLengthError."""

@@ -13,6 +13,7 @@ from router_service.logprobs import (
     ScoredToken,
     chat_logprobs,
     completion_logprobs,
+    num_scores,
     prompt_logprobs,
 )
 from router_service.routes_encoding import EncodedRoutes
@@ -45,8 +46,8 @@ class WholeChoice:
     @property
     def num_scored(self) -> int:
         """Tokens and alternatives that it has log-probs of."""
-        of_prompt = 0 if self.prompt_scores is None else len(self.prompt_scores.top_ids)
-        return len(self.scored) + of_prompt
+        of_prompt = 0 if self.prompt_scores is None else self.prompt_scores.top_ids.size
+        return num_scores(self.scored) + of_prompt
 
 
 def whole_choices(deltas: Iterable[ChoiceDelta]) -> list[WholeChoice]:

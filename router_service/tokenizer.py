@@ -35,6 +35,7 @@ class TextCodec:
         self._bytes_of_token = _byte_table(self._tokenizer)
         added = self._tokenizer.get_added_tokens_decoder()
         self._special = {i: token.content for i, token in added.items() if token.special}
+        self.special_texts = frozenset(self._special.values())
         self.added_token_ids = {token.content: i for i, token in added.items()}
         """Of tokens that are never cut, special or not, by their text."""
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
@@ -63,11 +64,16 @@ class TextCodec:
         entry: str | None = self._tokenizer.id_to_token(token_id)
         return entry or ""
 
-    def detokenizer(self, markers: Collection[str] = ()) -> Detokenizer:
-        """markers: special tokens that leave their text all the same."""
+    def starts(self, text: str) -> list[int]:
+        """Where in `text` each token of `encode(text, add_special_tokens=True)` begins, in characters."""
+        return [start for start, _ in self._tokenizer.encode(text).offsets]
+
+    def detokenizer(self, markers: Collection[str] = (), begun: bytes = b"") -> Detokenizer:
+        """markers: special tokens that leave their text all the same; begun: see Detokenizer."""
         shown = {i: text.encode() for i, text in self._special.items() if text in markers}
         table = self._bytes_of_token
-        return Detokenizer(ChainMap(shown, table) if shown else table)  # shown is not written to
+        # shown is not written to
+        return Detokenizer(ChainMap(shown, table) if shown else table, begun)
 
     def token_bytes(self, token_id: int) -> bytes:
         """What a token stands for, special ones as they are written; empty for an id that is only padding."""

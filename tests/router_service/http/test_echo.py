@@ -1,14 +1,21 @@
 """`echo`: the prompt first in every choice, with its log-probs if they were asked, whole and streamed."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
+from cluster.scores import ScoreColumns
+from router_service.prompt_echo import PromptEcho
+from router_service.tokenizer import TextCodec
 from tests.helpers.scripted_engine import ScriptedEngine, scripted_score
 from tests.router_service.http.helpers import (
     CODEC,
     COMPLETIONS,
+    DEMO_MODEL,
     assert_error,
     completion_body,
     events,
@@ -155,3 +162,86 @@ def test_usage_of_a_scored_prompt_has_no_completion_tokens(client: httpx.Client)
     usage = client.post(COMPLETIONS, json=body).json()["usage"]
     assert usage["prompt_tokens"] == usage["total_tokens"] == len(tokens(PROMPT))
     assert usage["completion_tokens"] == 0
+
+
+MARKED = "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("as_ids", [False, True])
+def test_special_tokens_of_a_prompt_are_echoed_as_they_are_written(
+    client: httpx.Client, as_ids: bool, stream: bool
+) -> None:
+    prompt = tokens(MARKED) if as_ids else MARKED
+    (choice,) = choices_of(client, stream=stream, prompt=prompt, logprobs=0)
+    assert choice["text"] == MARKED + TEXT
+    lists = choice["logprobs"]
+    assert "".join(lists["tokens"]) == choice["text"]
+    for offset, token in zip(lists["text_offset"], lists["tokens"], strict=True):
+        assert choice["text"][offset : offset + len(token)] == token
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_character_that_begins_in_the_prompt_ends_in_the_completion(stream: bool) -> None:
+    *begun, last = tokens("\U0001f642")
+    with ScriptedEngine(token_ids=[last, *IDS]) as engine, running_server(engine) as (client, _):
+        (choice,) = choices_of(client, stream=stream, prompt=[70, *begun], logprobs=0, max_tokens=3)
+        assert choice["text"] == CODEC.decode([70, *begun, last, *IDS[:2]])
+        assert choice["text"].endswith("\U0001f642 one two")
+        places = choice["logprobs"]["text_offset"]
+        start = choice["text"].index("\U0001f642")
+        assert places == [0, *[start] * (len(begun) + 1), start + 1, start + 5]
+        (scored,) = choices_of(client, stream=stream, prompt=[70, *begun], logprobs=0, max_tokens=0)
+        assert scored["text"] == CODEC.decode([70, *begun])
+
+
+@pytest.mark.parametrize("split", range(1, 7))
+def test_offsets_are_places_in_the_text_after_broken_characters_too(split: int) -> None:
+    ids = [61, 98, 135, 172, 209, 246, 283]
+    with ScriptedEngine(token_ids=ids[split:]) as engine, running_server(engine) as (client, _):
+        fields = {"prompt": ids[:split], "max_tokens": len(ids) - split, "logprobs": 0}
+        (choice,) = choices_of(client, stream=False, **fields)
+    assert choice["text"] == CODEC.decode(ids)
+    lists = choice["logprobs"]
+    for offset, token in zip(lists["text_offset"], lists["tokens"], strict=True):
+        if not token.startswith("bytes:"):
+            assert choice["text"][offset : offset + len(token)] == token
+
+
+def starts_in(echo: PromptEcho, num_tokens: int) -> list[int]:
+    rest = num_tokens - 1
+    ones, floats = np.ones(rest, np.int32), np.zeros(rest, np.float32)
+    echo.add_scores(ScoreColumns(floats, ones, ones, ones, floats))
+    return [token.text_offset for token in echo.scored]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "sent", "starts"),
+    [
+        ("<|im_start|>a b", "a b", [0, 0, 1]),
+        ("<|im_start|>a b", None, [0, 12, 13]),
+        ("a b", "a b", [0, 1]),
+    ],
+)
+def test_a_token_that_the_tokenizer_put_before_a_text_has_no_characters_in_it(
+    prompt: str, sent: str | None, starts: list[int]
+) -> None:
+    ids = tokens(prompt)
+    echo = PromptEcho(ids, CODEC, 0, sent)
+    assert echo.text == (sent or prompt)
+    assert starts_in(echo, len(ids)) == starts
+
+
+def test_a_text_that_the_tokenizer_writes_otherwise_is_echoed_as_it_was_sent(
+    tmp_path: Path,
+) -> None:
+    description = json.loads((DEMO_MODEL / "tokenizer.json").read_text())
+    description["normalizer"] = {"type": "NFC"}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(description))
+    codec, text = TextCodec(tmp_path), "ne\u0301 b"
+    ids = codec.encode(text, add_special_tokens=True)
+    assert codec.decode(ids) == "n\u00e9 b"
+    echo = PromptEcho(ids, codec, 0, text)
+    assert echo.text == text
+    starts = dict(zip(map(codec.token_text, ids), starts_in(echo, len(ids)), strict=True))
+    assert (starts["n"], starts[" b"]) == (0, 3)
