@@ -30,7 +30,7 @@ BLANKS = r"[ \n\r\t]{1,20}"
 
 
 class GrammarCompiler:
-    """Owner of one vocabulary as grammars need it, and of the grammars compiled last. One thread."""
+    """Owner of one vocabulary as grammars need it, and of the grammars compiled last. One thread, but `compiled`."""
 
     def __init__(
         self, tokenizer_json: str, *, vocab_size: int, eos_token_ids: Sequence[int]
@@ -55,19 +55,31 @@ class GrammarCompiler:
     def start(self, grammar: str, namespace: str = "") -> "GrammarState":
         """A new text under a grammar as `grammar_text` makes it, that shares what was compiled with those of its
         namespace. Raises GrammarError."""
+        return self.kept(grammar, namespace) or self.keep(
+            grammar, namespace, self.compiled(grammar)
+        )
+
+    def kept(self, grammar: str, namespace: str) -> "GrammarState | None":
+        """The same at once; None where it has to be compiled."""
+        matcher = self._kept.get((namespace, grammar))
+        return None if matcher is None else self.keep(grammar, namespace, matcher)
+
+    def keep(self, grammar: str, namespace: str, matcher: LLMatcher) -> "GrammarState":
+        """matcher: as `compiled` made it."""
         key = namespace, grammar
-        matcher = self._kept.pop(key, None) or self._compiled(grammar)
         self._kept[key] = matcher
+        self._kept.move_to_end(key)
         while len(self._kept) > MAX_KEPT_GRAMMARS:
             self._kept.popitem(last=False)
 
         def apart() -> LLMatcher:
             self._kept.pop(key, None)
-            return self._compiled(grammar)
+            return self.compiled(grammar)
 
         return GrammarState(matcher.deep_copy(), apart, self._vocab_size)
 
-    def _compiled(self, grammar: str) -> LLMatcher:
+    def compiled(self, grammar: str) -> LLMatcher:
+        """May take long, and may be called on any thread. Raises GrammarError."""
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
         _check(matcher)
         return matcher

@@ -261,6 +261,8 @@ class StepResult(msgspec.Struct, frozen=True, tag=True):
     timings: StepTimings
     failures: list[SequenceFailure] = []
     """Sequences without a token that end with an error; what they have computed is right."""
+    compiling_seq_ids: list[int] = []
+    """Sequences of this rank whose next token would wait for their grammar, and every rank with it."""
 
 
 class LoadFailure(msgspec.Struct, frozen=True):

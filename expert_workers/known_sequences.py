@@ -8,6 +8,7 @@ import numpy as np
 from cluster.errors import GrammarError
 from cluster.grammar import GrammarCompiler, GrammarState
 from cluster.worker_messages import KnownTokens, SequenceFailure, SequenceStart
+from expert_workers.grammar_starts import GrammarStarts
 from expert_workers.inputs_from_step import Chunk, Int32Array, StepRefusedError
 from expert_workers.logit_rules import NO_PAST, PastTokens
 from expert_workers.sampler import BoolArray, RowSampling
@@ -21,30 +22,44 @@ class _Known:
     failure: str | None = None
     """Why it cannot go on."""
 
+    @property
+    def awaited(self) -> tuple[str, str] | None:
+        """Grammar and namespace that it has not begun with."""
+        grammar = self.start.rules.grammar
+        if grammar is None or self.grammar is not None or self.failure is not None:
+            return None
+        return grammar, self.start.namespace
+
 
 class KnownSequences:
     """Owner of all that was told of them. Tokens are kept by position, so a step that is issued again adds nothing."""
 
     def __init__(self, grammars: GrammarCompiler | GrammarError) -> None:
         """grammars: or why there are none on this rank."""
-        self._grammars = grammars
+        self._grammars = GrammarStarts(grammars)
         self._known: dict[int, _Known] = {}
+
+    def close(self) -> None:
+        self._grammars.close()
 
     def start(self, start: SequenceStart) -> None:
         known = _Known(start)
         if start.known is not None:
             known.history = TokenHistory(start.known)
         if start.rules.grammar is not None:
-            try:
-                known.grammar = self._compiled(start.rules.grammar, start.namespace)
-            except GrammarError as error:
-                known.failure = _reason(error)
+            self._grammars.begin(start.rules.grammar, start.namespace)
         self._known[start.seq_id] = known
 
     def end(self, seq_ids: Sequence[int]) -> None:
         """Forgets them; unknown ones are none of this rank's."""
         for seq_id in seq_ids:
-            self._known.pop(seq_id, None)
+            known = self._known.pop(seq_id, None)
+            if known is not None and known.awaited is not None:
+                self._drop(*known.awaited)
+
+    def _drop(self, grammar: str, namespace: str) -> None:
+        if all(known.awaited != (grammar, namespace) for known in self._known.values()):
+            self._grammars.drop(grammar, namespace)
 
     def __contains__(self, seq_id: int) -> bool:
         return seq_id in self._known
@@ -68,7 +83,7 @@ class KnownSequences:
         known = self._known[chunk.seq_id]
         start, history = known.start, known.history
         past = NO_PAST if history is None else history.before(chunk.end_position)
-        grammar_ids = _grammar_ids(known, past)
+        grammar_ids = self._grammar_ids(known, past)
         barred = start.barred_token_ids if chunk.end_position < start.barred_before else ()
         return RowSampling(
             temperature=start.temperature,
@@ -84,21 +99,23 @@ class KnownSequences:
             grammar_ids=grammar_ids,
         )
 
-    def _compiled(self, grammar: str, namespace: str) -> GrammarState:
-        if isinstance(self._grammars, GrammarError):
-            raise GrammarError(str(self._grammars))
-        return self._grammars.start(grammar, namespace)
+    def compiling(self) -> list[int]:
+        """Sequences whose next token would have to wait for their grammar."""
+        awaited = [(seq_id, known.awaited) for seq_id, known in self._known.items()]
+        return [s for s, what in awaited if what is not None and self._grammars.is_compiling(*what)]
 
-
-def _grammar_ids(known: _Known, past: PastTokens) -> BoolArray | None:
-    """None without a grammar, and where it has failed."""
-    if known.grammar is None or known.failure is not None:
-        return None
-    try:
-        return known.grammar.allowed_after(past.output)
-    except GrammarError as error:
-        known.failure = _reason(error)
-        return None
+    def _grammar_ids(self, known: _Known, past: PastTokens) -> BoolArray | None:
+        """None without a grammar, and where it has failed."""
+        grammar = known.start.rules.grammar
+        if grammar is None or known.failure is not None:
+            return None
+        try:
+            if known.grammar is None:
+                known.grammar = self._grammars.start(grammar, known.start.namespace)
+            return known.grammar.allowed_after(past.output)
+        except GrammarError as error:
+            known.failure = _reason(error)
+            return None
 
 
 def _leave_some(barred: tuple[int, ...], grammar_ids: BoolArray | None) -> bool:

@@ -171,6 +171,7 @@ class ExpertWorker:
             self._group.rejoin_at(store_address, store_port, timeout_seconds)
 
     def close(self) -> None:
+        self._sequences.close()
         self.leave_group()
 
     def _prepare(self, step: StepDescriptor) -> _StepWork:
@@ -277,6 +278,7 @@ class ExpertWorker:
                 combine=self._stopwatch.seconds("combine"),
             ),
             failures=failures,
+            compiling_seq_ids=self._sequences.compiling(),
         )
 
     def _prompt_scores(self, work: _StepWork, hidden: Tensor) -> list[tuple[Chunk, ScoreColumns]]:

@@ -315,13 +315,13 @@ class Engine:
         for chunk in schedule.chunks:
             chunk.request.num_computed_tokens += chunk.num_tokens
         self._publisher.expect(step_id, schedule.chunks)
+        self._scheduler.note_compiling({s for r in results for s in r.compiling_seq_ids})
         for result in results:
             for seq_id in result.poisoned_seq_ids:
                 self._poison(self._by_seq_id[SeqId(seq_id)])
             for failure in result.failures:
                 request = self._by_seq_id[SeqId(failure.seq_id)]
-                request.is_at_fault = True
-                self._fail(request, failure.reason)
+                self._fail(request, failure.reason, is_at_fault=True)
             sampled = zip(result.seq_ids, result.token_ids, result.scores.split(), strict=True)
             for seq_id, token_id, score in sampled:
                 self._accept(self._by_seq_id[SeqId(seq_id)], token_id, score)
@@ -355,8 +355,8 @@ class Engine:
         request.publishing = False
         self._fail(request, NOT_FINITE)
 
-    def _fail(self, request: Request, reason: str) -> None:
-        request.error = reason
+    def _fail(self, request: Request, reason: str, *, is_at_fault: bool = False) -> None:
+        request.error, request.is_at_fault = reason, is_at_fault
         self._retire(request, "error")
 
     def _retire(self, request: Request, reason: FinishReason) -> None:

@@ -132,6 +132,8 @@ class Request:
         self.end_reason: FinishReason | None = None
         """With this it had ended when its rank was lost, before all was there that its client asked for."""
         self.error: str | None = None
+        self.awaits_grammar = False
+        """Its home rank may still compile it, as far as is known."""
         self.is_at_fault = False
         """See Completion."""
         self.num_final_output_tokens: int | None = None

@@ -8,6 +8,7 @@ somebody who waits.
 
 from bisect import bisect_left
 from collections import Counter, deque
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import chain, islice
 
@@ -120,6 +121,8 @@ class Scheduler:
         self._features = features
         self._plans = plans
         self._awaits_plans = False
+        self._waits_for_grammars = False
+        """Nothing else can be computed."""
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         """In order of precedence, and so is `waiting`."""
@@ -174,6 +177,11 @@ class Scheduler:
             self._store.release(request.lease)
             request.lease = None
 
+    def note_compiling(self, compiling: Collection[int]) -> None:
+        """Seq_ids, as of a step before which all that run were announced: who is not named has its grammar by now."""
+        for request in self.running:
+            request.awaits_grammar &= request.seq_id in compiling
+
     # --- one schedule
 
     def schedule(self) -> Schedule:
@@ -187,6 +195,10 @@ class Scheduler:
         admitted: list[Request] = []
         if not preempted or not chunks:  # when all were preempted, the first begins again
             self._admit(budgets, chunks, admitted)
+        if not chunks and not admitted and not self._awaits_plans:
+            self._waits_for_grammars = True
+            chunks = self._schedule_running(budgets, preempted)
+            self._waits_for_grammars = False
         chunks.sort(key=lambda chunk: chunk.request.home_rank or 0)
         return Schedule(chunks, admitted, preempted, self._awaits_plans)
 
@@ -207,8 +219,8 @@ class Scheduler:
 
     def _next_chunk(self, request: Request, budget: _RankBudget) -> ScheduledChunk | None:
         """Up to the end of the routed part, or to the last known token: never across the border. None when the budget
-        is spent or the request waits for its plan or for room for it."""
-        if not request.num_uncomputed_tokens:
+        is spent or the request waits for its grammar, its plan or room for it."""
+        if not request.num_uncomputed_tokens or self._lets_others_go_on(request):
             return None
         first = request.num_computed_tokens
         routed = max(0, request.num_recorded_tokens - first)
@@ -220,6 +232,13 @@ class Scheduler:
             return ScheduledChunk.next_of(request, num_tokens, replays=False)
         limit = min(routed, budget.num_tokens)
         return self._replay_chunk(request, limit, budget) if limit else None
+
+    def _lets_others_go_on(self, request: Request) -> bool:
+        """Its grammar is being compiled beside the steps: where others run it does not make them wait for that. Alone
+        it may wait in the step."""
+        if not request.awaits_grammar or self._waits_for_grammars:
+            return False
+        return any(r.num_uncomputed_tokens and not r.awaits_grammar for r in self.running)
 
     def _replay_chunk(
         self, request: Request, limit: int, budget: _RankBudget
@@ -336,6 +355,7 @@ class Scheduler:
             return False
         request.lease = lease
         request.home_rank = rank
+        request.awaits_grammar = request.sampling.rules.grammar is not None
         request.add_blocks(block_ids, private=False)
         log, stored = request.score_log, None
         if log.scores_prompt or request.was_admitted:

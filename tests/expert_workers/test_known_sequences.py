@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 
 from cluster.errors import GrammarError
+from cluster.grammar import grammar_text, load_grammar_compiler
 from cluster.logit_rules import LogitRules
 from cluster.worker_messages import KnownTokens, SequenceStart
 from expert_workers.inputs_from_step import Chunk, StepRefusedError
 from expert_workers.known_sequences import KnownSequences
+from tests.helpers.tiny_checkpoints import DEMO_MODEL_DIR
 
 PROMPT = [5, 6, 7, 5]
 NO_GRAMMARS = GrammarError("the model has no tokenizer")
@@ -87,3 +89,40 @@ def test_a_sequence_that_ended_is_forgotten() -> None:
     sequences.end([1, 2])
     assert 1 not in sequences
     sequences.note(make_chunk(50, [1]))
+
+
+SLOW = "a{200000}"
+"""Takes about half a second of CPU time."""
+
+
+def grammar_start(seq_id: int, grammar: str, namespace: str = "") -> SequenceStart:
+    known = KnownTokens(len(PROMPT), len(PROMPT), np.zeros(0, np.int32))
+    rules = LogitRules(grammar=grammar_text("regex", grammar))
+    return SequenceStart(seq_id, 0.0, 1.0, 0, rules=rules, known=known, namespace=namespace)
+
+
+def test_grammars_are_compiled_beside_the_steps_and_waited_for_by_their_own_token() -> None:
+    compiler = load_grammar_compiler(DEMO_MODEL_DIR, vocab_size=3072, eos_token_ids=(2, 0))
+    sequences = KnownSequences(compiler)
+    for seq_id, namespace in ((1, "one"), (2, "one"), (3, "two")):
+        sequences.start(grammar_start(seq_id, SLOW, namespace))
+    assert sequences.compiling() == [1, 2, 3]
+    sequences.end([3])
+    sampling = sequences.row_sampling(make_chunk(0, PROMPT))
+    assert sampling.grammar_ids is not None
+    assert sampling.grammar_ids.sum() == 1
+    assert sequences.compiling() == []
+    assert compiler.num_kept == 1
+    sequences.start(grammar_start(4, SLOW, "one"))
+    assert sequences.compiling() == []
+    sequences.close()
+
+
+def test_a_grammar_that_cannot_be_compiled_fails_with_its_own_token() -> None:
+    compiler = load_grammar_compiler(DEMO_MODEL_DIR, vocab_size=3072, eos_token_ids=(2, 0))
+    sequences = KnownSequences(compiler)
+    sequences.start(grammar_start(1, "(["))
+    assert sequences.failures([1]) == []
+    assert sequences.row_sampling(make_chunk(0, PROMPT)).grammar_ids is None
+    assert [failure.seq_id for failure in sequences.failures([1])] == [1]
+    sequences.close()

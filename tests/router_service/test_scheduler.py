@@ -3,6 +3,7 @@
 import numpy as np
 from prometheus_client import CollectorRegistry
 
+from cluster.logit_rules import NO_RULES, LogitRules
 from cluster.messages import SamplingParams, Submit
 from cluster.metrics import Metrics
 from cluster.prefix_match import Publication
@@ -76,8 +77,10 @@ class Cell:
         self._num_requests = 0
         self._late: list[tuple[StepId, ScheduledChunk]] = []
 
-    def add(self, prompt: TokenIds, max_tokens: int = 8) -> Request:
-        sampling = SamplingParams(max_tokens, 0.0, 1.0, None, ())
+    def add(
+        self, prompt: TokenIds, max_tokens: int = 8, *, rules: LogitRules = NO_RULES
+    ) -> Request:
+        sampling = SamplingParams(max_tokens, 0.0, 1.0, None, (), rules=rules)
         request = Request(
             Submit(f"r{self._num_requests}", prompt, sampling, None, False),
             client=b"http",
@@ -132,6 +135,38 @@ def preempt_the_youngest(cell: Cell, prompt: TokenIds) -> tuple[Request, Request
     while younger not in cell.scheduler.waiting or not older.num_output_tokens:
         cell.step()
     return older, younger
+
+
+GRAMMAR = LogitRules(grammar="any")
+
+
+def computed(schedule: Schedule) -> list[Request]:
+    return [chunk.request for chunk in schedule.chunks]
+
+
+def test_who_awaits_a_grammar_lets_others_go_on_until_its_rank_has_it() -> None:
+    cell = Cell()
+    running = cell.add(tokens(8), max_tokens=50)
+    cell.step()
+    waits = cell.add(tokens(8, first=500), rules=GRAMMAR)
+    schedule = cell.step()
+    assert (schedule.admitted, computed(schedule)) == ([waits], [running])
+    cell.scheduler.note_compiling({waits.seq_id})
+    assert computed(cell.step()) == [running]
+    cell.scheduler.note_compiling(set())
+    assert computed(cell.step()) == [running, waits]
+
+
+def test_who_awaits_a_grammar_goes_on_where_nobody_else_can() -> None:
+    """At first it is alone; later the other one is preempted for want of blocks."""
+    cell = Cell(num_kv_blocks=5)
+    waits = cell.add(tokens(8), rules=GRAMMAR)
+    assert computed(cell.step()) == [waits]
+    other = cell.add(tokens(8, first=500))
+    while other not in cell.scheduler.waiting or not other.num_output_tokens:
+        last = computed(cell.step())
+        assert last
+    assert last == [waits]
 
 
 def test_a_preempted_request_takes_no_kv_that_was_made_with_other_routes_since() -> None:
