@@ -10,14 +10,17 @@ from typing import Any
 import httpx
 import pytest
 import torch
+from torch import Tensor
 
-from expert_workers.route_replay.ranged_routes import decode_routes
+from expert_workers.route_replay.batch import BatchLayout
+from expert_workers.route_replay.ranged_routes import decode_routes, routes_of_choice
+from expert_workers.route_replay.replay import replay_routes
 from tests.helpers.http_cell import MODEL, http_cell
 from tests.helpers.oracle import load_reference
 from tests.helpers.rollouts import Rollouts, difference, sampled_rollouts
 from tests.helpers.states import random_prompt
 from tests.helpers.tiny_checkpoints import SHAPE_VARIANTS, write_variant
-from tests.helpers.trainers import gates, perturb_gates
+from tests.helpers.trainers import gates, perturb_gates, token_logprobs
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "route_replay.md"
 PROMPTS = [random_prompt(length, seed=200 + length) for length in (5, 16, 33, 48)]
@@ -89,9 +92,48 @@ def test_the_documented_steps_train_by_the_servers_experts(served: ServedModel) 
     assert len(first) == sum(len(choice["token_ids"]) for choice in answer["choices"])
     torch.testing.assert_close(first, torch.ones_like(first), rtol=0.0, atol=1e-3)
     second = documented["training_step"](trainer, optimizer, answer, advantages)
+    assert torch.isfinite(second).all()
     assert not torch.allclose(second, first, atol=1e-3)
     for weight, gate in zip(before, gates(trainer), strict=True):
         assert not torch.equal(gate.weight, weight)
+    for parameter in trainer.parameters():
+        assert torch.isfinite(parameter).all()
+
+
+def gradients_of(trainer: Any) -> list[Tensor]:
+    return [parameter.grad for parameter in trainer.parameters()]
+
+
+def policy_gradient(trainer: Any, answer: Any, advantages: Tensor) -> list[Tensor]:
+    """Of all parameters, where every ratio is 1: sequence by sequence, so that nothing is padded."""
+    prompt, choices = answer["prompt_token_ids"], answer["choices"]
+    num_tokens = sum(len(choice["token_ids"]) for choice in choices)
+    trainer.zero_grad()
+    for choice, advantage in zip(choices, advantages, strict=True):
+        ids = torch.tensor([prompt + choice["token_ids"]])
+        mask = torch.ones_like(ids)
+        routes = [routes_of_choice(answer, choice["index"])]
+        layout = BatchLayout.padded(mask)
+        with replay_routes(trainer, layout, routes, topk_weights="recomputed"):
+            logprobs = token_logprobs(trainer, ids, mask)[0, len(prompt) - 1 :]
+            (-advantage * logprobs.sum() / num_tokens).backward()
+    return gradients_of(trainer)
+
+
+def test_the_first_documented_step_has_ratios_of_one_and_the_policy_gradient(
+    served: ServedModel,
+) -> None:
+    documented, trainer = documented_functions(), copy.deepcopy(served.trainer)
+    answer = documented["rollouts"](served.client, MODEL, PROMPTS[2])
+    advantages = torch.tensor([1.0, 2.0, 0.5, -0.5])
+    optimizer = torch.optim.SGD(trainer.parameters(), lr=0.0)
+    found: list[Tensor] = []
+    optimizer.register_step_pre_hook(lambda *_: found.extend(gradients_of(trainer)))
+    ratios = documented["training_step"](trainer, optimizer, answer, advantages)
+    torch.testing.assert_close(ratios, torch.ones_like(ratios), rtol=0.0, atol=1e-3)
+    expected = policy_gradient(trainer, answer, advantages)
+    for gradient, known in zip(found, expected, strict=True):
+        torch.testing.assert_close(gradient, known, rtol=1e-2, atol=1e-5)
 
 
 def test_what_is_recorded_as_documented_is_what_the_server_returned(served: ServedModel) -> None:
