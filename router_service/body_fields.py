@@ -3,11 +3,18 @@
 import json
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError, core_schema
 
 from router_service.openai_errors import safe_text
 
+FUNCTION_NAME = r"^[a-zA-Z0-9_-]{1,64}$"
 UNION_TAGS = (
     "<text>",
     "<parts>",
@@ -62,6 +69,18 @@ NullOrEmptyObject = Annotated[Any, one_of(None, {})]
 
 class Strict(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class SentBack(Strict):
+    """What a part of an answer is when it is sent back: an SDK writes null for each field that it knows and we do not
+    have, under its own name or the API's. So here null means absent for every field."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_unknown_nulls(cls, value: object) -> object:
+        if not isinstance(value, dict) or None not in value.values():
+            return value
+        return {k: v for k, v in value.items() if v is not None or k in cls.model_fields}
 
 
 def at_field(field: str, text: str) -> PydanticCustomError:

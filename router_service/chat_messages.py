@@ -7,7 +7,14 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from router_service.body_fields import NullOnly, NullOrEmptyList, Strict, at_field
+from router_service.body_fields import (
+    FUNCTION_NAME,
+    NullOnly,
+    NullOrEmptyList,
+    SentBack,
+    Strict,
+    at_field,
+)
 from router_service.openai_errors import safe_text
 from router_service.template_probes import reasoning_fields
 
@@ -48,8 +55,8 @@ class UserMessage(Strict):
     name: Name | None = None
 
 
-class FunctionCall(Strict):
-    name: Annotated[str, Field(min_length=1)]
+class FunctionCall(SentBack):
+    name: Annotated[str, Field(pattern=FUNCTION_NAME)]
     arguments: str
 
     @model_validator(mode="after")
@@ -59,7 +66,8 @@ class FunctionCall(Strict):
 
     @cached_property
     def parsed_arguments(self) -> dict[str, Any]:
-        """Parsed once: deep ones may be too deep for a stack that is a little longer."""
+        """Parsed once: deep ones may be too deep for a stack that is a little longer. Of a key that occurs twice the
+        last value counts, as for most who read JSON: a model may write so, and its answer comes back as it was."""
         try:
             value = json.loads(self.arguments)
         except (ValueError, RecursionError):
@@ -69,21 +77,24 @@ class FunctionCall(Strict):
                 "arguments", f"is {safe_text(self.arguments)}; it must hold a JSON object"
             )
         try:
-            json.dumps(value, ensure_ascii=False).encode()
+            json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
         except UnicodeEncodeError:
             raise at_field("arguments", "holds a lone surrogate") from None
         except RecursionError:
             raise at_field("arguments", "is nested too deeply") from None
+        except ValueError:
+            reason = "holds a number that JSON has not (NaN, Infinity, or one beyond 1.8e308)"
+            raise at_field("arguments", reason) from None
         return value
 
 
-class ToolCall(Strict):
+class ToolCall(SentBack):
     id: str | None = None
     type: Literal["function"]
     function: FunctionCall
 
 
-class AssistantMessage(Strict):
+class AssistantMessage(SentBack):
     """An earlier answer. The null-only fields are those that clients send back as they got them.
 
     Reasoning has two names, as in answers; only for models that reason.

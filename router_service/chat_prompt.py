@@ -6,6 +6,7 @@ from cluster.errors import RequestError
 from router_service.chat_messages import (
     AssistantMessage,
     ChatMessage,
+    ToolMessage,
     content_text,
     template_message,
 )
@@ -26,8 +27,13 @@ def chat_prompt(body: ChatBody, template: ChatTemplate, *, reasons: bool = False
     reasons: reasoning of earlier answers is taken even where the template leaves it out, because answers have it.
     """
     _check_variables(body.chat_template_kwargs or {}, template)
+    function_of: dict[str | None, str] = {}
     for index, message in enumerate(body.messages):
-        _check_shown(index, message, template, reasons=reasons)
+        if isinstance(message, AssistantMessage):
+            function_of |= {call.id: call.function.name for call in message.tool_calls or ()}
+        if not _names_its_call(message, function_of):
+            _check_name(index, message, template)
+        _check_reasoning(index, message, template, reasons=reasons)
     tools = body.offered_tools
     options = RenderOptions(
         tools=[tool.shown() for tool in tools] or None,
@@ -72,15 +78,25 @@ def _check_tools_shown(tools: list[Tool], text: str, template: ChatTemplate) -> 
         )
 
 
-def _check_shown(
+def _names_its_call(message: ChatMessage, function_of: dict[str | None, str]) -> bool:
+    """Whether the name only repeats which function was called (OpenAI's guides and LiteLLM send it), so that nothing is
+    lost where it is not shown. function_of: names by the ids of earlier calls."""
+    if not isinstance(message, ToolMessage) or message.tool_call_id is None:
+        return False
+    return message.name is not None and function_of.get(message.tool_call_id) == message.name
+
+
+def _check_name(index: int, message: ChatMessage, template: ChatTemplate) -> None:
+    role = "system" if message.role == "developer" else message.role
+    if message.name is not None and role not in template.traits.named_roles:
+        _refuse(index, "name", f"shows no name of a message with role {safe_text(message.role)}")
+
+
+def _check_reasoning(
     index: int, message: ChatMessage, template: ChatTemplate, *, reasons: bool
 ) -> None:
-    traits = template.traits
-    role = "system" if message.role == "developer" else message.role
-    if message.name is not None and role not in traits.named_roles:
-        _refuse(index, "name", f"shows no name of a message with role {safe_text(message.role)}")
     has_reasoning = isinstance(message, AssistantMessage) and message.all_reasoning
-    if has_reasoning and not (reasons or traits.shows_reasoning):
+    if has_reasoning and not (reasons or template.traits.shows_reasoning):
         _refuse(index, "reasoning_content", "shows no reasoning of earlier answers")
 
 

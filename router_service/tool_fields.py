@@ -9,18 +9,17 @@ from pydantic import AfterValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from cluster.errors import RequestError
-from router_service.body_fields import Strict
+from router_service.body_fields import FUNCTION_NAME, Strict
 from router_service.openai_errors import safe_text
 
 MAX_TOOLS = 128
-_NAME = r"^[a-zA-Z0-9_-]{1,64}$"
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 _BACKTRACK_LIMIT = 10_000
 """Steps of one pattern of a schema on one text."""
 
 
 class FunctionDefinition(Strict):
-    name: Annotated[str, Field(pattern=_NAME)]
+    name: Annotated[str, Field(pattern=FUNCTION_NAME)]
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None

@@ -4,8 +4,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from router_service.body_fields import NullOnly, NullOrEmptyList, Strict, at_field, one_of
+from router_service.body_fields import NullOnly, NullOrEmptyList, SentBack, Strict, at_field, one_of
 from router_service.chat_messages import refuse_too_many_messages
+from router_service.openai_errors import safe_text
 
 PROMPT_OF_THE_CHAT = ("model",)
 THE_CHATS = (
@@ -32,14 +33,14 @@ class CacheControl(Strict):
     ttl: Annotated[Any, one_of(None, "5m")] = None
 
 
-class TextBlock(Strict):
+class TextBlock(SentBack):
     type: Literal["text"]
     text: str
     citations: NullOrEmptyList = None
     cache_control: CacheControl | None = None
 
 
-class ToolUseBlock(Strict):
+class ToolUseBlock(SentBack):
     type: Literal["tool_use"]
     id: str
     name: str
@@ -65,7 +66,7 @@ class ToolResultBlock(Strict):
     cache_control: CacheControl | None = None
 
 
-class ThinkingBlock(Strict):
+class ThinkingBlock(SentBack):
     """What a model thought before an earlier answer. The signature is of no use here."""
 
     type: Literal["thinking"]
@@ -108,6 +109,16 @@ class Tool(Strict):
     type: Literal["custom"] | None = None
     cache_control: CacheControl | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _is_no_built_in_one(cls, value: object) -> object:
+        """Those have a type and none of the other fields."""
+        kind = value.get("type") if isinstance(value, dict) else None
+        if kind not in (None, "custom"):
+            text = f"is {safe_text(kind)}; tools of Anthropic's own are not supported; supported: custom"
+            raise at_field("type", text)
+        return value
+
 
 class ToolChoice(Strict):
     type: Literal["auto", "any", "tool", "none"]
@@ -146,7 +157,7 @@ class PromptBody(Strict):
     system: Text | None = None
     tools: list[Tool] | None = None
     tool_choice: ToolChoice | None = None
-    thinking: NullOnly = None
+    thinking: Annotated[Any, one_of(None, {"type": "disabled"})] = None
     cache_control: CacheControl | None = None
 
 

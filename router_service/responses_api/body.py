@@ -9,6 +9,7 @@ from router_service.body_fields import (
     NullOrEmptyList,
     OnlyFalse,
     OnlyTrue,
+    SentBack,
     Strict,
     at_field,
     one_of,
@@ -47,7 +48,7 @@ THE_CHATS = (
 Status = Literal["in_progress", "completed", "incomplete"]
 
 
-class TextPart(Strict):
+class TextPart(SentBack):
     """What an answer says besides its text may be sent back and says nothing more to the model."""
 
     type: Literal["input_text", "output_text"]
@@ -66,7 +67,7 @@ Content = Annotated[
 ]
 
 
-class MessageItem(Strict):
+class MessageItem(SentBack):
     type: Literal["message"] | None = None
     role: Literal["user", "assistant", "system", "developer"]
     content: Content
@@ -75,7 +76,7 @@ class MessageItem(Strict):
     phase: NullOnly = None
 
 
-class FunctionCallItem(Strict):
+class FunctionCallItem(SentBack):
     type: Literal["function_call"]
     call_id: str
     name: str
@@ -92,12 +93,12 @@ class FunctionCallOutputItem(Strict):
     status: Status | None = None
 
 
-class ReasoningText(Strict):
+class ReasoningText(SentBack):
     type: Literal["reasoning_text"]
     text: str
 
 
-class ReasoningItem(Strict):
+class ReasoningItem(SentBack):
     type: Literal["reasoning"]
     id: str | None = None
     summary: NullOrEmptyList = None

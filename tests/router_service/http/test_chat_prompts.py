@@ -126,6 +126,16 @@ def test_a_name_that_the_template_does_not_show_is_refused(message: dict[str, An
     assert refused_field(QWEN3, [USER, message]) == "messages[1].name"
 
 
+def test_a_tool_message_may_repeat_the_name_of_its_call_and_no_other() -> None:
+    turn = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+    result = {"role": "tool", "tool_call_id": "c", "content": "4"}
+    named = prompt(QWEN3, [USER, turn, {**result, "name": "f"}])
+    assert named == prompt(QWEN3, [USER, turn, result])
+    assert refused_field(QWEN3, [USER, turn, {**result, "name": "g"}]) == "messages[2].name"
+    stray = {**result, "name": "f", "tool_call_id": "d"}
+    assert refused_field(QWEN3, [USER, turn, stray]) == "messages[2].name"
+
+
 @pytest.mark.parametrize("field", ["reasoning", "reasoning_content"])
 def test_reasoning_of_an_earlier_answer_is_given_to_templates_that_show_it(field: str) -> None:
     text = prompt(QWEN3, [USER, {**BEGUN, field: "Hm."}], continue_final_message=True)

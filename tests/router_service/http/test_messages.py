@@ -108,7 +108,21 @@ def test_the_tool_turn_reaches_the_prompt(client: httpx.Client) -> None:
     assert ids == expected
 
 
-@pytest.mark.parametrize("arguments", ["", "[1]", '"x"', "not json", "null", "5", "[" * 5000])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "",
+        "[1]",
+        '"x"',
+        "not json",
+        "null",
+        "5",
+        "[" * 5000,
+        '{"a": NaN}',
+        '{"a": [-Infinity]}',
+        '{"a": 1e999}',
+    ],
+)
 def test_tool_arguments_that_are_no_json_object_are_refused(
     arguments: str, client: httpx.Client
 ) -> None:
@@ -120,6 +134,7 @@ def test_tool_arguments_that_are_no_json_object_are_refused(
 def test_an_answer_is_accepted_back_as_it_was_given(client: httpx.Client) -> None:
     message = client.post(CHAT, json=chat_body(max_tokens=2)).json()["choices"][0]["message"]
     extra = {"tool_calls": None, "function_call": None, "audio": None, "annotations": []}
+    extra |= {"a_field_that_only_the_sdk_knows": None}
     assert prompt_ids(client, [USER, {**message, **extra}, USER]) == prompt_ids(
         client, [USER, {"role": "assistant", "content": message["content"]}, USER]
     )
@@ -147,6 +162,10 @@ REFUSED: list[tuple[Any, str]] = [
     ({"role": "user", "content": "x", "tool_calls": []}, "tool_calls"),
     (tool_turn({"id": "c", "type": "poem", "function": {}}), "tool_calls[0].type"),
     (tool_turn(call("{}", name="")), "tool_calls[0].function.name"),
+    (tool_turn(call("{}", name="get weather")), "tool_calls[0].function.name"),
+    (tool_turn(call("{}", name="f\n")), "tool_calls[0].function.name"),
+    (tool_turn(call("{}", name="f" * 65)), "tool_calls[0].function.name"),
+    (tool_turn({**call("{}"), "mood": "good"}), "tool_calls[0].mood"),
 ]
 
 
@@ -183,3 +202,10 @@ def test_more_messages_and_parts_than_can_be_looked_at_at_once_are_refused(
     response = client.post(CHAT, json=chat_body(messages=messages))
     assert_error(response, 400, "messages")
     assert "the limit is 16384" in response.json()["error"]["message"]
+
+
+def test_of_a_key_that_a_model_wrote_twice_the_last_value_is_shown(client: httpx.Client) -> None:
+    both, last = '{"city": "Rome", "city": "Oslo"}', ARGUMENTS
+    assert prompt_ids(client, [USER, tool_turn(call(both)), USER]) == prompt_ids(
+        client, [USER, tool_turn(call(last)), USER]
+    )

@@ -21,6 +21,8 @@ from tests.router_service.http.helpers import (
 
 MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 TEXT = " one two three"
+TEXT_BLOCK = {"type": "text", "text": "x"}
+CALL_BLOCK = {"type": "tool_use", "id": "1", "name": "f", "input": {"a": None}}
 KEY = "a-key-of-this-server"
 
 
@@ -248,9 +250,15 @@ def test_fields_of_a_chat_reach_the_engine(client: httpx.Client, engine: Scripte
         ({"max_completion_tokens": 3}, "max_completion_tokens"),
         ({"stop": "x"}, "stop"),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
+        ({"thinking": {"type": "disabled", "budget_tokens": 1024}}, "thinking"),
         ({"service_tier": "priority"}, "service_tier"),
         ({"system": 3}, "system"),
         ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),
+        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type"),
+        (
+            {"messages": [{"role": "assistant", "content": [CALL_BLOCK | {"caller": "x"}]}]},
+            "messages[0].content[0].caller",
+        ),
         ({"mcp_servers": [{}]}, "mcp_servers"),
     ],
 )
@@ -337,3 +345,25 @@ def test_an_answer_that_cannot_go_on_is_named_by_its_message(client: httpx.Clien
     response = client.post(MESSAGES, json=body_of(messages=begun))
     message = assert_anthropic_error(response, 400, "invalid_request_error")
     assert message.startswith("messages[1]: ")
+
+
+def test_thinking_that_is_disabled_asks_for_nothing(
+    client: httpx.Client, engine: ScriptedEngine
+) -> None:
+    plain = prompt_of(client, engine)
+    assert prompt_of(client, engine, thinking={"type": "disabled"}) == plain
+
+
+def test_nulls_that_an_sdk_writes_into_an_answer_mean_absent(
+    client: httpx.Client, engine: ScriptedEngine
+) -> None:
+    def turns(**nulls: None) -> list[dict[str, Any]]:
+        result = {"type": "tool_result", "tool_use_id": "1", "content": "2"}
+        return [
+            {"role": "user", "content": "hello"},
+            {"role": "assistant", "content": [{**TEXT_BLOCK, **nulls}, {**CALL_BLOCK, **nulls}]},
+            {"role": "user", "content": [result]},
+        ]
+
+    plain = prompt_of(client, engine, messages=turns())
+    assert prompt_of(client, engine, messages=turns(caller=None, parsed_output=None)) == plain

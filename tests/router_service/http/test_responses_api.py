@@ -222,6 +222,21 @@ def test_what_came_out_can_go_in_again(client: httpx.Client, engine: ScriptedEng
     )
 
 
+def test_nulls_that_an_sdk_writes_into_an_answer_mean_absent(
+    client: httpx.Client, engine: ScriptedEngine
+) -> None:
+    def items(**nulls: None) -> list[dict[str, Any]]:
+        call = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}
+        part = {"type": "output_text", "text": "hm", **nulls}
+        message = {"type": "message", "role": "assistant", "content": [part], **nulls}
+        result = {"type": "function_call_output", "call_id": "1", "output": "2"}
+        return [{"role": "user", "content": "hello"}, message, {**call, **nulls}, result]
+
+    plain = prompt_of(client, engine, input=items())
+    nulls: dict[str, None] = dict.fromkeys(("async", "async_", "namespace"))
+    assert prompt_of(client, engine, input=items(**nulls)) == plain
+
+
 def test_fields_of_a_chat_reach_the_engine(client: httpx.Client, engine: ScriptedEngine) -> None:
     client.post(
         RESPONSES,
