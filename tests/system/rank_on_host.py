@@ -34,7 +34,7 @@ def main(rank: int, address: str, store_address: str, store_port: int) -> None:
     listening = [c.laddr.ip for c in connections if c.status == psutil.CONN_LISTEN]
     print(json.dumps({"heard": rows.flatten().tolist(), "listening": sorted(set(listening))}))
     group.exchange.exchange_counts(torch.tensor([0, 0]))  # neither leaves before the other has told
-    group.close()
+    group.leave()
 
 
 if __name__ == "__main__":
