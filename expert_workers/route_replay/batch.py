@@ -80,10 +80,6 @@ class BatchRoutes:
     topk_ids: npt.NDArray[np.integer]
     topk_weights: npt.NDArray[np.float32] | None
 
-    @property
-    def covers_all(self) -> bool:
-        return len(self.places) == self.num_tokens
-
     def ids_of_layer(self, moe_layer: int) -> Tensor:
         """[R, K] int64."""
         return torch.from_numpy(self.topk_ids[:, moe_layer].astype(np.int64))

@@ -99,13 +99,14 @@ class _ReplayHook:
         return self._replaced(own)
 
     def _replaced(self, own: GateOutput) -> tuple[Tensor, Tensor, Tensor]:
+        """Copied into the gate's own output also where nothing of it is left: the gate then has a gradient, of 0 if
+        weights are recorded, and DDP waits for one of every parameter in every step.
+        """
         device = own.topk_ids.device
         ids = self._batch.ids_of_layer(self._number).to(device)
         places = torch.from_numpy(self._batch.places).to(device)
         weights = self._weights(own, places, ids).to(device, own.topk_weights.dtype)
         ids = ids.to(own.topk_ids.dtype)
-        if self._batch.covers_all:
-            return own.router_logits, weights, ids
         return (
             own.router_logits,
             own.topk_weights.index_copy(0, places, weights),

@@ -35,7 +35,6 @@ def test_routes_go_to_the_positions_of_their_sequence() -> None:
     batch = place(layout, [make_routes(2, 1), None, make_routes(1, 0)])
     assert batch.places.tolist() == [2, 3, 8]
     assert batch.topk_ids[:, 0, 0].tolist() == [1, 2, 0]
-    assert not batch.covers_all
 
 
 @pytest.mark.parametrize(
