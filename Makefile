@@ -5,7 +5,7 @@ PIP_ARGS ?=
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: serve test test-system oracle load clients lint install
+.PHONY: serve test test-system oracle load clients chaos lint install
 
 install: $(STAMP)
 
@@ -46,3 +46,7 @@ load: install
 # Real clients, each installed into .clients/, against a server of its own, or URL=http://… that is idle.
 clients: install
 	$(BIN)/python -m tests.clients --out docs/clients.md $(if $(URL),--url $(URL)) $(CLIENTS_ARGS)
+
+# Processes of a cell killed and frozen among streams, at seeded moments; writes docs/chaos.md.
+chaos: install
+	$(BIN)/python -m tests.chaos --out docs/chaos.md $(CHAOS_ARGS)
