@@ -20,7 +20,7 @@ from tests.router_service.http.helpers import (
 
 SECONDS = 0.5
 PATIENCE = 20.0
-HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
 BODY = json.dumps(completion_body()).encode()
 WHOLE = HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
 
@@ -138,7 +138,9 @@ def test_half_a_request_behind_a_whole_one_lets_that_one_have_its_answer(ports: 
 
 def test_a_body_that_nobody_reads_is_not_awaited_for_ever(ports: BoundPorts) -> None:
     with connect(ports.port) as connected:
-        connected.sendall(b"POST /nothing HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n")
+        connected.sendall(
+            b"POST /nothing HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\n"
+        )
         answer = read_to_end(connected)
     assert answer.startswith(b"HTTP/1.1 404 ")
     assert answer.count(b"HTTP/1.1") == 1
@@ -148,7 +150,7 @@ def test_line_breaks_instead_of_the_next_request_do_not_keep_a_connection(
     ports: BoundPorts,
 ) -> None:
     with connect(ports.port) as connected:
-        connected.sendall(b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+        connected.sendall(b"GET /health/live HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
         received = b""
         while not received.endswith(b'{"status":"live"}'):
             received += connected.recv(65536)

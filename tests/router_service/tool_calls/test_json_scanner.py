@@ -83,7 +83,11 @@ def test_depth_and_length_of_numbers_have_a_bound() -> None:
 
 
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
     lambda values: st.lists(values, max_size=4) | st.dictionaries(st.text(), values, max_size=4),
     max_leaves=12,
 )
