@@ -1,6 +1,7 @@
 """uvicorn's HTTP/1.1 with JSON also for what never becomes a request, and with bounds on how a request arrives."""
 
 from asyncio import TimerHandle, Transport
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
@@ -14,6 +15,8 @@ MAX_HEAD_BYTES = 64 * 2**10
 """Of the request line with all headers."""
 MIN_BODY_BYTES_PER_SECOND = 16 * 2**10
 """Averaged over `receive_seconds`; a body that comes slower is given up (idea: Apache's RequestReadTimeout)."""
+MAX_DROPPED_BYTES = 64 * 2**20
+"""Of what a client still sends after the answer that closes its connection."""
 _log = logger("http")
 
 
@@ -24,6 +27,17 @@ class ConnectionLimits:
     write_seconds: float = 60.0
     """A client that has not read for so long what is written for it (64 KiB wait in memory, and what the system takes)
     is given up, and what it asked for with it. Reading some of it does not help: a quarter may remain."""
+    drop_seconds: float = 10.0
+    """For so long what a client still sends after its last answer is read and dropped."""
+
+
+class _LastAnswer:
+    """The transport as one answer sees it, whose end may close the connection."""
+
+    def __init__(self, transport: Transport, close: Callable[[], None]) -> None:
+        self.write = transport.write
+        self.is_closing = transport.is_closing
+        self.close = close
 
 
 class JsonErrorProtocol(HttpToolsProtocol):
@@ -43,6 +57,13 @@ class JsonErrorProtocol(HttpToolsProtocol):
     """Bytes of what arrived last, as far as they may be of the next message."""
     _num_judged = 0
     """Of those, at the last look."""
+    _fault: RequestError | None = None
+    """Of the head that the parser is told to give up."""
+    _refusal: RequestError | None = None
+    """What is said when all requests before it are answered."""
+    _drop_end: TimerHandle | None = None
+    """Set while what still comes is dropped."""
+    _num_dropped = 0
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]  # as uvicorn declares it
         super().connection_made(transport)
@@ -51,18 +72,30 @@ class JsonErrorProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._unwatch()
         self._stop_waiting_for_reader()
+        if self._drop_end is not None:
+            self._drop_end.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._drop_end is not None:
+            self._drop(len(data))
+        if self._is_over:
+            return
         self._num_received += len(data)
         self._num_in_piece = len(data)
         super().data_received(data)
+        if self._is_over:
+            return
         if self._is_unwatched:
             self._watch()
         is_head = self._deadline is not None and not self._head_complete
         if is_head and self._num_received > MAX_HEAD_BYTES:
-            limit = f"the headers are over the limit of {MAX_HEAD_BYTES} bytes"
-            self._refuse(HeadTooLargeError(limit))
+            self._refuse_in_turn(_head_too_large())
+
+    @property
+    def _is_over(self) -> bool:
+        """Nothing that comes is looked at any more."""
+        return self._drop_end is not None or self._refusal is not None
 
     @property
     def _is_unwatched(self) -> bool:
@@ -77,7 +110,19 @@ class JsonErrorProtocol(HttpToolsProtocol):
         self._watch()
 
     def on_headers_complete(self) -> None:
+        """What it raises ends the parser, which then calls send_400_response."""
+        num_bytes = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        num_hosts = sum(name == b"host" for name, _ in self.headers)
+        if num_bytes > MAX_HEAD_BYTES:
+            self._fault = _head_too_large()
+        elif num_hosts != 1 and (num_hosts or self.parser.get_http_version() == "1.1"):
+            self._fault = RequestError(
+                f"the request has {num_hosts} Host headers; HTTP/1.1 needs one"
+            )
+        if self._fault is not None:
+            raise self._fault
         super().on_headers_complete()
+        self.cycle.transport = _LastAnswer(self.transport, self._close)  # type: ignore[assignment]
         self._head_complete = True
 
     def on_message_complete(self) -> None:
@@ -88,7 +133,8 @@ class JsonErrorProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """uvicorn calls it once and expects the transport to be closed."""
-        self._refuse(RequestError(f"{msg} Send HTTP/1.1 with well-formed headers."))
+        malformed = RequestError(f"{msg} Send HTTP/1.1 with well-formed headers.")
+        self._refuse_in_turn(self._fault or malformed)
 
     def _watch(self) -> None:
         if self._deadline is None:
@@ -126,6 +172,18 @@ class JsonErrorProtocol(HttpToolsProtocol):
             return False
         return self._head_complete or not self.cycle.response_complete
 
+    def _refuse_in_turn(self, error: RequestError) -> None:
+        """After the answers to all requests before this one."""
+        is_queued = bool(self.pipeline) and self.pipeline[0][0] is self.cycle
+        if is_queued and self.cycle.more_body:
+            self.pipeline.popleft()
+        elif not self._owes_an_answer:
+            self._refuse(error)
+            return
+        self._unwatch()
+        self._head_complete = False
+        self._refusal = error
+
     def _refuse(self, error: RequestError) -> None:
         """Closes the connection, with the answer unless this message has one or another one is being sent."""
         self._unwatch()
@@ -145,7 +203,40 @@ class JsonErrorProtocol(HttpToolsProtocol):
                 *map(b"%b: %b\r\n".__mod__, answer.raw_headers),
             ]
             self.transport.write(b"".join([*head, b"\r\n", bytes(answer.body)]))
-        self.transport.close()
+        is_cut = self._is_answered and not self.cycle.response_complete
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if is_cut:
+            self.transport.close()
+        else:
+            self._end_sending()
+
+    # --- clients that still send
+
+    def _close(self) -> None:
+        """After an answer that is the connection's last one."""
+        if self.cycle.more_body:
+            self._end_sending()
+        else:
+            self.transport.close()
+
+    def _end_sending(self) -> None:
+        """Closing with bytes unread would reset the connection, and who is still sending would never see the answer
+        (RFC 9112, 9.6)."""
+        if self.transport.is_closing():
+            return
+        self._unwatch()
+        self._drop_end = self.loop.call_later(self.limits.drop_seconds, self.transport.close)
+        self._wait_for_reader()
+        self.flow.resume_reading()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+
+    def _drop(self, num_bytes: int) -> None:
+        self._num_dropped += num_bytes
+        if self._num_dropped > MAX_DROPPED_BYTES:
+            self.transport.close()
 
     # --- clients that do not read
 
@@ -170,7 +261,14 @@ class JsonErrorProtocol(HttpToolsProtocol):
             self._wait_for_reader()
 
     def on_response_complete(self) -> None:
+        if self._drop_end is not None:
+            self.server_state.total_requests += 1
+            return
+        is_last = not self.pipeline
         super().on_response_complete()
+        if self._refusal is not None and is_last and not self.transport.is_closing():
+            self._unset_keepalive_if_required()
+            self._refuse(self._refusal)
         if self.transport.is_closing():
             self._wait_for_reader()
 
@@ -188,6 +286,10 @@ class JsonErrorProtocol(HttpToolsProtocol):
         self._unread = None
         _log.info("client does not read seconds=%g", self.limits.write_seconds)
         self.transport.abort()
+
+
+def _head_too_large() -> HeadTooLargeError:
+    return HeadTooLargeError(f"the headers are over the limit of {MAX_HEAD_BYTES} bytes")
 
 
 def protocol_with(limits: ConnectionLimits) -> type[JsonErrorProtocol]:
