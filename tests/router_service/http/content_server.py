@@ -15,14 +15,18 @@ from tests.router_service.http.helpers import make_options
 
 @contextmanager
 def running_cell(
-    *, max_body_bytes: int = 4 * 2**20, api_keys: ApiKeys | None = None, **cell_options: Any
+    *,
+    max_body_bytes: int = 4 * 2**20,
+    api_keys: ApiKeys | None = None,
+    eos_token_ids: tuple[int, ...] = (),
+    **cell_options: Any,
 ) -> Iterator[tuple[httpx.Client, ContentCell, BoundPorts]]:
     """Prompts are token ids below content_workers.VOCAB, because the tokenizer is another model's."""
     with ContentCell(**cell_options) as cell:
         options = make_options(
             cell.service.client_endpoint,
             engine_keys=KEYS.http_server,
-            eos_token_ids=(),
+            eos_token_ids=eos_token_ids,
             max_model_len=128,
             max_body_bytes=max_body_bytes,
             api_keys=api_keys,

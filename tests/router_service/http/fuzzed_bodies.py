@@ -10,6 +10,16 @@ from tests.router_service.http.helpers import MODEL
 Json = Any
 _IDS = [5, 6, 7, 8, 9, 10]
 _USER = [{"role": "user", "content": "hello"}]
+_SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
+_TOOL = {"type": "function", "function": {"name": "f", "parameters": _SCHEMA, "strict": True}}
+_NAMED = {"type": "function", "function": {"name": "f"}}
+_FORMAT = {"type": "json_schema", "json_schema": {"name": "s", "schema": _SCHEMA}}
+_RULES = {"logit_bias": {"7": 5}, "presence_penalty": 0.5, "repetition_penalty": 1.1}
 VALID: dict[str, list[dict[str, Any]]] = {
     "/v1/completions": [
         {"model": MODEL, "prompt": _IDS, "max_tokens": 3, "stop": ["x"], "seed": 1},
@@ -17,9 +27,39 @@ VALID: dict[str, list[dict[str, Any]]] = {
         {"model": MODEL, "prompt": _IDS, "stream": True, "stream_options": {"include_usage": True}},
         {"model": MODEL, "prompt": _IDS, "max_tokens": 0, "echo": True, "logprobs": 2},
         {"model": MODEL, "prompt": _IDS, "return_routed_experts": True, "routed_experts_end": 3},
+        {"model": MODEL, "prompt": _IDS, "max_tokens": 2, "prompt_logprobs": 2, **_RULES},
+        {"model": MODEL, "prompt": _IDS, "max_tokens": 2, "guided_regex": "[ab]{1,3}"},
+        {
+            "model": MODEL,
+            "prompt": _IDS,
+            "max_tokens": 2,
+            "structured_outputs": {"choice": ["a", "b"]},
+        },
     ],
     "/v1/chat/completions": [
         {"model": MODEL, "messages": _USER, "max_tokens": 2, "temperature": 0.5, "top_p": 0.9},
+        {
+            "model": MODEL,
+            "messages": _USER,
+            "max_tokens": 2,
+            "tools": [_TOOL],
+            "tool_choice": "auto",
+        },
+        {
+            "model": MODEL,
+            "messages": _USER,
+            "max_tokens": 2,
+            "tools": [_TOOL],
+            "tool_choice": _NAMED,
+        },
+        {"model": MODEL, "messages": _USER, "max_tokens": 2, "response_format": _FORMAT, **_RULES},
+        {
+            "model": MODEL,
+            "messages": [*_USER, {"role": "assistant", "content": "hi"}],
+            "max_tokens": 2,
+            "continue_final_message": True,
+            "add_generation_prompt": False,
+        },
         {
             "model": MODEL,
             "messages": [

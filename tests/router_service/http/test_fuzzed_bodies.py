@@ -54,7 +54,7 @@ def test_no_body_is_a_failure_of_the_server_or_changes_a_neighbours_stream() -> 
     source = random.Random(20)
     paths = list(VALID)
     statuses: Counter[int] = Counter()
-    with running_cell() as (client, _, ports):
+    with running_cell(eos_token_ids=(2,)) as (client, _, ports):
         alone = ids_of(said(client))
         with Neighbour(client) as neighbour:
             for number in range(NUM_BODIES):
