@@ -30,6 +30,7 @@ def flags(tmp_path: Path) -> list[str]:
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     cert.write_text(CERTIFICATE)
     key.write_text(KEY)
+    key.chmod(0o600)
     public = ["--http-servers", "2", "--cors-origin", PAGE, "--drain-seconds", "60"]
     return ["--ep-size", "1", *public, "--tls-cert", str(cert), "--tls-key", str(key)]
 

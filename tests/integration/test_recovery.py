@@ -11,7 +11,7 @@ from tests.integration.open_requests import OpenRequests, StreamEnd, health
 
 pytestmark = pytest.mark.ray
 NUM_STREAMS = 4
-NUM_TOKENS = 400
+NUM_TOKENS = 160
 RECOVERY_SECONDS = 120.0
 """Far more than it takes: the machine may be busy."""
 
