@@ -317,7 +317,12 @@ def test_a_killed_process_leaves_what_it_had_handed_to_the_system(tmp_path: Path
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     assert process.stdout is not None
     process.stdout.readline()
-    wait_until(lambda: len(list(tmp_path.glob("journal-*"))) > 0)
+    wait_until(
+        lambda: (
+            sum(file.stat().st_size for file in tmp_path.glob("journal-*"))
+            > 250 * route_block_bytes()
+        )
+    )
     process.send_signal(signal.SIGKILL)
     process.communicate()
     found = on_disk(tmp_path)
