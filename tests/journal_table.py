@@ -87,7 +87,9 @@ def calls(plain: FilledStore, kept: FilledStore) -> dict[str, str]:
 
 def snapshot(store: PrefixStore) -> dict[str, str]:
     """Of everything: it was published faster than it could be written, so that a snapshot is owed."""
-    while state_of(store).waiting_bytes:
+    deadline = time.monotonic() + 600.0
+    while waiting := state_of(store).waiting_bytes:
+        assert time.monotonic() < deadline, f"{waiting} bytes are not written after 600 s"
         time.sleep(0.01)
     slices, started = list[float](), time.perf_counter()
     while True:

@@ -66,8 +66,9 @@ def checked(work: Callable[[GrammarChecks, Compiler], Awaitable[None]]) -> Compi
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.001)
+    async with asyncio.timeout(20.0):
+        while not condition():
+            await asyncio.sleep(0.001)
 
 
 def test_tenants_take_turns() -> None:
