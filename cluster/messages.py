@@ -46,6 +46,13 @@ class SamplingParams(msgspec.Struct, frozen=True):
 # HTTP server -> engine
 
 
+class PromptSources(msgspec.Struct, frozen=True):
+    """Where the tokens of a prompt came from when its request began; the others were computed."""
+
+    cached_tokens: int
+    replayed_tokens: int
+
+
 class Submit(msgspec.Struct, frozen=True):
     """A validated request. Prompt ids are in range, the prompt fits the context with `max_tokens`."""
 
@@ -79,7 +86,14 @@ class Submit(msgspec.Struct, frozen=True):
     is_streamed: bool = False
     """The client is shown tokens as they come; the same in all that is submitted at once."""
     is_again: bool = False
-    """Taken before and ended by an update of the weights (`Completion.again`): the queue's bound is not for it."""
+    """Taken before, and ended by an update of the weights (`Completion.again`) or by the end of the engine that had
+    it: the queue's bound is not for it."""
+    output_token_ids: Int32Column | None = None
+    """Of an answer of which an engine that is lost had told something: its first output tokens, at most `max_tokens`,
+    perhaps none or all. It goes on behind them, and everything that counts output tokens counts these too. None:
+    nothing of the answer was told."""
+    prompt_sources: PromptSources | None = None
+    """Told by the engine that is lost. None: they are counted now."""
 
 
 class SubmitAll(msgspec.Struct, frozen=True, tag=True):
@@ -220,6 +234,8 @@ class OutputDelta(msgspec.Struct, frozen=True):
     routes: RoutePart | None = None
     """If `return_routes`: those after the part before, at least one part and all that are asked before `completion`.
     After a stop string there may be some of tokens behind it."""
+    prompt_sources: PromptSources | None = None
+    """With the first output token."""
 
 
 class OutputBatch(msgspec.Struct, frozen=True, tag=True):

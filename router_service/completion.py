@@ -1,6 +1,6 @@
 """What a client is told when its request has ended. Pure: the request is read."""
 
-from cluster.messages import Completion
+from cluster.messages import Completion, PromptSources
 from cluster.types import FinishReason
 from router_service.request import Request
 
@@ -15,12 +15,13 @@ def completion_of(request: Request, reason: FinishReason, *, again: bool = False
     num_output = request.num_final_output_tokens
     if num_output is None:
         num_output = request.num_output_tokens
+    sources = request.prompt_sources or PromptSources(0, 0)
     return Completion(
         finish_reason=reason,
         error=request.error,
         num_output_tokens=num_output,
-        cached_tokens=request.cached_tokens,
-        replayed_tokens=request.replayed_tokens,
+        cached_tokens=sources.cached_tokens,
+        replayed_tokens=sources.replayed_tokens,
         again=again,
         is_at_fault=request.is_at_fault,
     )

@@ -86,7 +86,7 @@ class Engine:
                 )
         if not submits[0].is_again:
             self.check_room(self.num_waiting, len(submits))
-        answer = Answer(submits[0].is_streamed)
+        answer = Answer.to(submits)
         for submit in submits:
             self._add(client, submit, answer)
 

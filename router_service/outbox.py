@@ -32,8 +32,17 @@ class Outbox:
         routes: RoutePart | None = None,
     ) -> None:
         request.answer.was_told |= routes is None  # those are shown with the end
-        told = (token_ids or [], completion, scores, prompt_scores, self.weight_version, routes)
-        delta = OutputDelta(request.request_id, *told)
+        is_first = bool(token_ids) and request.num_output_tokens == 1
+        delta = OutputDelta(
+            request.request_id,
+            token_ids or [],
+            completion,
+            scores,
+            prompt_scores,
+            self.weight_version,
+            routes,
+            request.prompt_sources if is_first else None,
+        )
         self._deltas.append(ClientDelta(request.client, delta))
 
     def take(self) -> list[ClientDelta]:

@@ -91,14 +91,17 @@ class Request:
         self.return_scores = submit.return_scores
         self.priority = submit.priority
         self.arrival_seconds = arrival_seconds
-        self.last_token_seconds: float | None = None
+        self.last_token_seconds = None if submit.output_token_ids is None else arrival_seconds
         self._block_size = block_size
 
+        told = submit.output_token_ids
         self.num_prompt_tokens = len(submit.prompt_token_ids)
-        self.num_tokens = self.num_prompt_tokens
+        self.num_tokens = self.num_prompt_tokens + (0 if told is None else len(told))
         capacity = self.num_prompt_tokens + submit.sampling.max_tokens
         self._tokens = np.empty(capacity, np.int32)
         self._tokens[: self.num_prompt_tokens] = submit.prompt_token_ids
+        if told is not None:
+            self._tokens[self.num_prompt_tokens : self.num_tokens] = told
         self.score_log = ScoreLog(
             self.num_prompt_tokens,
             scores_prompt=submit.score_prompt,
@@ -122,15 +125,15 @@ class Request:
         self.num_pending_frames = 0
 
         self.was_admitted = False
-        self.counted = False
+        self.prompt_sources = submit.prompt_sources
+        """Known from the first admission on, here or by an engine that is lost."""
+        self.counted = submit.prompt_sources is not None
         """Its prompt tokens are in the metrics."""
-        self.cached_tokens = 0
-        self.replayed_tokens = 0
         self.unreplayed_tokens = 0
         """Prompt tokens whose recorded routes are not used because replay is off."""
         self.finish_reason: FinishReason | None = None
-        self.end_reason: FinishReason | None = None
-        """With this it had ended when its rank was lost, before all was there that its client asked for."""
+        self.end_reason: FinishReason | None = self._reason_to_end()
+        """With this it had ended when its rank or engine was lost, before all was there that its client asked for."""
         self.error: str | None = None
         self.awaits_grammar = False
         """Its home rank may still compile it, as far as is known."""
@@ -153,6 +156,14 @@ class Request:
     @property
     def num_output_tokens(self) -> int:
         return self.num_tokens - self.num_prompt_tokens
+
+    def _reason_to_end(self) -> FinishReason | None:
+        """Of the output that is known: after its last token none comes."""
+        if not self.num_output_tokens:
+            return None
+        if self._tokens[self.num_tokens - 1] in self.sampling.stop_token_ids:
+            return "stop"
+        return "length" if self.num_output_tokens >= self.sampling.max_tokens else None
 
     @property
     def generates(self) -> bool:
@@ -228,9 +239,11 @@ class Request:
     # --- choices of one prompt
 
     def follow(self, leader: "Request") -> None:
-        """This is another choice of the leader's prompt, whose tokens count once."""
-        self._leader = leader
+        """This is another choice of the leader's prompt, whose tokens count once. One that has output began before,
+        beside it or behind it: then both go on for themselves."""
         self.counted = True
+        if not self.num_output_tokens:
+            self._leader = leader
 
     @property
     def awaits_leader(self) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import chain, islice
 
+from cluster.messages import PromptSources
 from cluster.prefix_match import Lease, PrefixMatch
 from cluster.types import DispatchMode, Rank
 from router_service.admission import Admission, HomeChoice
@@ -368,22 +369,26 @@ class Scheduler:
         request.replays_reused = self._features.route_replay or known > 0
         if known < lease.num_tokens:
             request.route_log.append(self._store.routes(lease, known, lease.num_tokens))
-        if not request.was_admitted:
-            request.was_admitted = True
-            self._count_sources(request, candidate)
+        request.was_admitted = True
+        self._count_sources(request, candidate)
         self.waiting.remove(request)
         self._insert_running(request)
         return True
 
     def _count_sources(self, request: Request, candidate: HomeChoice) -> None:
         """Where its prompt comes from, once, at the first admission."""
-        if not request.num_uncomputed_tokens:
-            request.cached_tokens = request.num_prompt_tokens
+        if request.prompt_sources is not None:
             return
-        request.cached_tokens = request.num_computed_tokens
+        num_prompt, num_replayed = request.num_prompt_tokens, 0
+        if not request.num_uncomputed_tokens:
+            request.prompt_sources = PromptSources(num_prompt, 0)
+            return
+        num_cached = min(request.num_computed_tokens, num_prompt)
         if request.replays_next or request.num_computed_tokens == request.num_reused_tokens:
-            request.replayed_tokens = request.num_recorded_tokens - request.cached_tokens
-        request.unreplayed_tokens = candidate.num_matched - candidate.num_leased
+            num_replayed = min(request.num_recorded_tokens, num_prompt) - num_cached
+        request.prompt_sources = PromptSources(num_cached, num_replayed)
+        num_matched = min(candidate.num_matched, num_prompt)
+        request.unreplayed_tokens = num_matched - min(candidate.num_leased, num_prompt)
 
     def _lease(self, request: Request, candidate: HomeChoice) -> tuple[Lease, int]:
         """The lease and the tokens whose KV is taken with it. A request that has routes of its own takes KV from the

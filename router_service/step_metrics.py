@@ -57,8 +57,8 @@ class StepMetrics:
                 self._replayed(chunk)
         for request in schedule.admitted:
             assert request.home_rank is not None
-            if not request.counted:
-                counts[request.home_rank, "cached"] += request.cached_tokens
+            if request.prompt_sources is not None and not request.counted:
+                counts[request.home_rank, "cached"] += request.prompt_sources.cached_tokens
         for (rank, source), num_tokens in counts.items():
             self._metrics.rank_tokens.labels(rank, source).inc(num_tokens)
 
@@ -69,10 +69,11 @@ class StepMetrics:
             self._metrics.replay_fallbacks.labels(chunk.unplanned_reason).inc(chunk.num_tokens)
 
     def _first_admission(self, request: Request) -> None:
-        if request.counted:
+        if request.counted or request.prompt_sources is None:
             return
         request.counted = True
-        cached, replayed = request.cached_tokens, request.replayed_tokens
+        sources = request.prompt_sources
+        cached, replayed = sources.cached_tokens, sources.replayed_tokens
         self._metrics.replay_fallbacks.labels("replay_off").inc(request.unreplayed_tokens)
         tokens = self._metrics.prompt_tokens
         tokens.labels("cached").inc(cached)

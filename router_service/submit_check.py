@@ -4,13 +4,19 @@ import numpy as np
 
 from cluster.errors import RequestError
 from cluster.logit_rules import LogitRules
-from cluster.messages import Submit
+from cluster.messages import Int32Column, Submit
 from router_service.engine_limits import EngineLimits
 
 
 def check_submit(submit: Submit, limits: EngineLimits) -> None:
-    """Raises RequestError: ids out of range, nothing to generate, or more than a rank can ever hold."""
-    _check_prompt(submit, limits.vocab_size)
+    """Raises RequestError: ids out of range, more output than was asked for, or more than a rank can ever hold."""
+    _check_tokens(submit.prompt_token_ids, "prompt_token_ids", "prompt", limits.vocab_size)
+    if not len(submit.prompt_token_ids):
+        raise RequestError(
+            "prompt_token_ids is empty: send [n] int32 with at least one token", field="prompt"
+        )
+    _check_output(submit, limits.vocab_size)
+    _check_sources(submit)
     num_prompt_tokens, max_tokens = len(submit.prompt_token_ids), submit.sampling.max_tokens
     if max_tokens < 0:
         raise RequestError(f"max_tokens is {max_tokens}: ask for 0 or more", field="max_tokens")
@@ -49,17 +55,42 @@ def _check_rules(rules: LogitRules, vocab_size: int) -> None:
             )
 
 
-def _check_prompt(submit: Submit, vocab_size: int) -> None:
-    prompt = submit.prompt_token_ids
-    if prompt.dtype != np.int32 or prompt.ndim != 1 or not len(prompt):
+def _check_output(submit: Submit, vocab_size: int) -> None:
+    output, max_tokens = submit.output_token_ids, submit.sampling.max_tokens
+    if output is None:
+        return
+    _check_tokens(output, "output_token_ids", "output_token_ids", vocab_size)
+    if len(output) > max(0, max_tokens):
         raise RequestError(
-            f"prompt_token_ids of shape {list(prompt.shape)} and dtype {prompt.dtype}: "
-            "send [n] int32 with at least one token",
-            field="prompt",
+            f"{len(output)} output_token_ids with max_tokens {max_tokens}: send at most so many",
+            field="output_token_ids",
         )
-    low, high = int(prompt.min()), int(prompt.max())
+
+
+def _check_sources(submit: Submit) -> None:
+    sources, num_prompt_tokens = submit.prompt_sources, len(submit.prompt_token_ids)
+    if sources is None:
+        return
+    cached, replayed = sources.cached_tokens, sources.replayed_tokens
+    if min(cached, replayed) < 0 or cached + replayed > num_prompt_tokens:
+        raise RequestError(
+            f"prompt_sources of {cached} cached and {replayed} replayed tokens: the prompt has "
+            f"{num_prompt_tokens}",
+            field="prompt_sources",
+        )
+
+
+def _check_tokens(token_ids: Int32Column, name: str, field: str, vocab_size: int) -> None:
+    if token_ids.dtype != np.int32 or token_ids.ndim != 1:
+        raise RequestError(
+            f"{name} of shape {list(token_ids.shape)} and dtype {token_ids.dtype}: send [n] int32",
+            field=field,
+        )
+    if not len(token_ids):
+        return
+    low, high = int(token_ids.min()), int(token_ids.max())
     if low < 0 or high >= vocab_size:
         raise RequestError(
-            f"prompt_token_ids hold {low if low < 0 else high}: ids are from 0 to {vocab_size - 1}",
-            field="prompt",
+            f"{name} hold {low if low < 0 else high}: ids are from 0 to {vocab_size - 1}",
+            field=field,
         )

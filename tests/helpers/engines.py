@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from prometheus_client import CollectorRegistry
 
-from cluster.messages import Completion, RoutePart, SamplingParams, Submit
+from cluster.messages import Completion, PromptSources, RoutePart, SamplingParams, Submit
 from cluster.metrics import Metrics
 from cluster.routes import ExpertRoutes, RouteShape
 from cluster.scores import SCORE_BYTES, ScoreColumns
@@ -45,6 +45,7 @@ class Generation:
     weight_versions: set[str] = field(default_factory=set)
     """Of those that made the tokens."""
     route_parts: list[RoutePart] = field(default_factory=list)
+    prompt_sources: PromptSources | None = None
     num_prompt_tokens: int = 0
 
     @property
@@ -172,6 +173,9 @@ class EngineHarness:
                 generation.weight_versions.add(item.delta.weight_version)
             if item.delta.routes is not None:
                 generation.route_parts.append(item.delta.routes)
+            if item.delta.prompt_sources is not None:
+                assert generation.prompt_sources is None, "told twice"
+                generation.prompt_sources = item.delta.prompt_sources
             if item.delta.prompt_scores is not None:
                 assert generation.prompt_scores is None, "told twice"
                 generation.prompt_scores = item.delta.prompt_scores

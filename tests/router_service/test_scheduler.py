@@ -4,7 +4,7 @@ import numpy as np
 from prometheus_client import CollectorRegistry
 
 from cluster.logit_rules import NO_RULES, LogitRules
-from cluster.messages import SamplingParams, Submit
+from cluster.messages import PromptSources, SamplingParams, Submit
 from cluster.metrics import Metrics
 from cluster.prefix_match import Publication
 from cluster.routes import ExpertRoutes
@@ -223,7 +223,7 @@ def test_a_request_waits_for_the_routes_of_a_leader_that_has_ended() -> None:
     assert cell.step().chunks == []
     cell.routes_arrive()
     assert cell.step().admitted == [follower]
-    assert follower.cached_tokens == 16
+    assert follower.prompt_sources == PromptSources(16, 0)
 
 
 def test_a_request_does_not_wait_for_what_an_ended_leader_will_not_compute() -> None:
@@ -255,7 +255,7 @@ def test_a_request_goes_to_another_rank_when_the_best_one_has_too_few_blocks() -
     follower = cell.add(branch(24, 14))
     assert cell.step().admitted == [follower]
     assert follower.home_rank != hot.home_rank
-    assert follower.replayed_tokens == 24
+    assert follower.prompt_sources == PromptSources(0, 24)
 
 
 def test_nobody_overtakes_the_first_in_line_to_blocks_that_it_waits_for() -> None:
