@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from cluster.errors import CellError, OverloadedError, RequestError
+from cluster.errors import CellError, RequestError
 from cluster.messages import FeatureStates, Submit
 from cluster.prefix_match import Eviction
 from cluster.scores import ScoreColumns
@@ -27,7 +27,8 @@ from router_service.sequence_start import sequence_start
 from router_service.served_weights import ServedWeights, WeightExchange
 from router_service.step_builder import build_route_chunk, build_step
 from router_service.step_observer import StepTimeline
-from router_service.submit_check import check_submit
+from router_service.submit_check import check_room, check_submit
+from router_service.suspects import BREAKS_RANKS, Suspects
 
 MAX_CHECKED_NODES = 10_000
 """A store with more nodes is not walked through while it is idle: the next request would wait for that."""
@@ -68,7 +69,8 @@ class Engine:
         self._next_seq_id = 0
         self._next_route_id = 0
         self._rank_loss = RankLoss(parts.scheduler, parts.store, parts.plans, self._publisher)
-        self._has_open_step = False
+        self._suspects = Suspects()
+        self._open_requests: list[Request] = []
         self.num_steps = self.num_discarded_steps = 0
         """The first counts the others too."""
 
@@ -92,12 +94,7 @@ class Engine:
 
     def check_room(self, num_waiting: int, num_submits: int) -> None:
         """Raises OverloadedError if so many more than those that wait, here or for the end of a step, are too many."""
-        bound = self._scheduler.max_num_waiting
-        if num_waiting + num_submits > bound:
-            raise OverloadedError(
-                f"{num_waiting} requests are waiting and {num_submits} would come; the bound is {bound} "
-                "(scheduler.max_num_waiting); try again later"
-            )
+        check_room(num_waiting, num_submits, self._scheduler.max_num_waiting)
 
     def _add(self, client: bytes, submit: Submit, answer: Answer) -> None:
         leader = self._requests.get((client, submit.leader_id)) if submit.leader_id else None
@@ -195,12 +192,14 @@ class Engine:
 
     def discard_step(self) -> None:
         """The step that was under way, if one was, is not: no token of it is known, and its id is not used again."""
-        if not self._has_open_step:
+        if not self._open_requests:
             return
-        self._has_open_step = False
+        computed, self._open_requests = self._open_requests, []
         self._publisher.discard(StepId(self.num_steps))
         self.num_steps += 1
         self.num_discarded_steps += 1
+        if (to_blame := self._suspects.broke(computed)) is not None:
+            self._fail(to_blame, BREAKS_RANKS)
 
     def lose_ranks(self, ranks: list[Rank]) -> LostRanks:
         """Other processes are these ranks now, and hold nothing. Requests there go back to the queue with the tokens
@@ -255,10 +254,11 @@ class Engine:
         scheduled = self._clock()
         descriptor = self._build(schedule)
         built = self._clock()
-        self._has_open_step = True
+        self._open_requests = [chunk.request for chunk in schedule.chunks]
         results = self._workers.execute(descriptor)
         executed = self._clock()
-        self._has_open_step = False
+        computed, self._open_requests = self._open_requests, []
+        self._suspects.passed(computed)
         self._update(schedule, results)
         timeline = StepTimeline(
             schedule=scheduled - started,
@@ -269,7 +269,7 @@ class Engine:
         self._observer.committed(schedule, results, timeline)
 
     def _schedule(self) -> Schedule:
-        schedule = self._scheduler.schedule()
+        schedule = self._scheduler.schedule(self._suspects.alone)
         for rank, request in schedule.preempted:
             self._workers.end_sequences(rank, [request.seq_id])
             self._observer.preempted(request)
@@ -385,7 +385,7 @@ class Engine:
     def _wait(self, schedule: Schedule) -> None:
         if schedule.awaits_plans:
             self._plans.wait(PLAN_POLL_SECONDS)
-        else:
+        elif not self._suspects.pass_over():
             self._wait_for_frames()
 
     def _wait_for_frames(self) -> None:

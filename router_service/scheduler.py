@@ -124,6 +124,8 @@ class Scheduler:
         self._awaits_plans = False
         self._waits_for_grammars = False
         """Nothing else can be computed."""
+        self._alone: Request | None = None
+        """See `schedule`."""
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         """In order of precedence, and so is `waiting`."""
@@ -185,10 +187,11 @@ class Scheduler:
 
     # --- one schedule
 
-    def schedule(self) -> Schedule:
-        """Chunks for one step. Mutates the sets, the store's leases and the requests' block tables;
-        `num_computed_tokens` moves only when the step commits."""
+    def schedule(self, alone: Request | None = None) -> Schedule:
+        """Chunks for one step, of nobody but `alone` if that is given. Mutates the sets, the store's leases and the
+        requests' block tables; `num_computed_tokens` moves only when the step commits."""
         limits = self._limits
+        self._alone = alone
         budgets = [_RankBudget(limits.max_num_batched_tokens) for _ in range(limits.num_ranks)]
         preempted: list[tuple[Rank, Request]] = []
         self._awaits_plans = False
@@ -203,6 +206,9 @@ class Scheduler:
         chunks.sort(key=lambda chunk: chunk.request.home_rank or 0)
         return Schedule(chunks, admitted, preempted, self._awaits_plans)
 
+    def _may_run(self, request: Request) -> bool:
+        return self._alone is None or request is self._alone
+
     def _schedule_running(
         self, budgets: list[_RankBudget], preempted: list[tuple[Rank, Request]]
     ) -> list[ScheduledChunk]:
@@ -210,6 +216,8 @@ class Scheduler:
         for request in list(self.running):
             if request.home_rank is None or request not in self.running:
                 continue  # preempted for one before it
+            if not self._may_run(request):
+                continue
             rank = request.home_rank
             chunk = self._next_chunk(request, budgets[rank])
             if chunk is None or not self._make_room(request, chunk.num_tokens, preempted):
@@ -290,6 +298,7 @@ class Scheduler:
     ) -> None:
         places = self._limits.max_num_seqs * self._limits.num_ranks - len(self.running)
         window = list(islice(self.waiting, min(WAITING_WINDOW, 4 * places)))
+        window = [request for request in window if self._may_run(request)]
         head = next((r for r in window if _is_ready(r)), None)
         if head is None:
             return

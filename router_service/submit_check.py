@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from cluster.errors import RequestError
+from cluster.errors import OverloadedError, RequestError
 from cluster.logit_rules import LogitRules
 from cluster.messages import Int32Column, Submit
 from router_service.engine_limits import EngineLimits
@@ -40,6 +40,15 @@ def check_submit(submit: Submit, limits: EngineLimits) -> None:
             f"{num_prompt_tokens} prompt tokens with max_tokens {max_tokens} need {needed} KV blocks, "
             f"a rank has {limits.num_kv_blocks}: shorten the prompt or raise --kv-memory",
             field="prompt",
+        )
+
+
+def check_room(num_waiting: int, num_submits: int, bound: int) -> None:
+    """Raises OverloadedError."""
+    if num_waiting + num_submits > bound:
+        raise OverloadedError(
+            f"{num_waiting} requests are waiting and {num_submits} would come; the bound is {bound} "
+            "(scheduler.max_num_waiting); try again later"
         )
 
 

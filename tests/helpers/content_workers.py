@@ -126,6 +126,8 @@ class ContentWorkers:
     """Steps are sent to all, and fail."""
     does_share: bool = False
     """Of a failing step every rank does its share all the same, and sends what follows it."""
+    breakers: set[int] = field(default_factory=set)
+    """Sequences that no step survives."""
     root: bytes = ROOT
     poisoned: set[int] = field(default_factory=set)
     steps: list[StepRecord] = field(default_factory=list)
@@ -156,6 +158,8 @@ class ContentWorkers:
     def execute(self, step: StepDescriptor) -> list[StepResult]:
         if self.dead_rank is not None and not self.does_share:
             raise RankLostError(self.dead_rank, "killed by the test")
+        if self.breakers & set(step.seq_ids.tolist()):
+            raise RankLostError(0, "broken by a sequence")
         self.steps.append(StepRecord({}, {}))
         results = [self._execute_rank(rank, step) for rank in range(self.num_ranks)]
         self._routes.clear()

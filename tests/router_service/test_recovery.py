@@ -20,6 +20,7 @@ from cluster.messages import (
 )
 from cluster.wire import Decoder, encode
 from cluster.worker_messages import GroupBroken
+from router_service.suspects import BREAKS_RANKS
 from tests.helpers.channel_keys import KEYS
 from tests.helpers.content_cell import PATIENCE, ContentCell
 from tests.helpers.content_workers import oracle
@@ -197,20 +198,45 @@ def test_stop_ends_a_cell_that_is_recovering() -> None:
         assert cell.failure is None
 
 
-def test_a_step_that_breaks_every_group_ends_the_cell() -> None:
+def break_steps(cell: ContentCell, launcher: Launcher, num_breaks: int) -> None:
+    """Rank 1 dies in each, and comes back but for the last time."""
+    cell.ranks.dies_in_step = 1
+    for number in range(1, num_breaks + 1):
+        eventually(lambda: cell.ranks.num_deaths == number, PATIENCE, "a death")  # noqa: B023
+        launcher.tell_lost(1)
+        if number == num_breaks:
+            cell.ranks.dies_in_step = None
+        launcher.wanted()
+        launcher.regroup(0)
+        cell.ranks.come_back(1, number, f"life {number}")
+
+
+def test_a_request_that_breaks_every_group_ends_and_the_cell_goes_on() -> None:
     with recovering_cell() as (cell, launcher):
-        cell.ranks.dies_in_step = 1
         cell.client.submit("a", PROMPT, LONG)
-        for generation in range(1, 5):
-            eventually(lambda: cell.ranks.num_deaths == generation, PATIENCE, "a death")  # noqa: B023
+        break_steps(cell, launcher, 3)
+        cell.client.wait_for("a")
+        assert cell.client.completions["a"].error == BREAKS_RANKS
+        cell.client.submit("b", PROMPT, 3)
+        cell.client.wait_for("b")
+        assert cell.client.tokens["b"] == oracle(PROMPT, 3)[0]
+
+
+def test_steps_that_break_every_group_whoever_is_in_them_end_the_cell() -> None:
+    with recovering_cell() as (cell, launcher):
+        for n in range(4):
+            cell.client.submit(f"r{n}", PROMPT, LONG)
+        cell.ranks.dies_in_step = 1
+        for number in range(1, 5):
+            eventually(lambda: cell.ranks.num_deaths == number, PATIENCE, "a death")  # noqa: B023
             launcher.tell_lost(1)
-            if generation < 4:
+            if number < 4:
                 launcher.wanted()
                 launcher.regroup(0)
-                cell.ranks.come_back(1, generation, f"life {generation}")
-        cell.client.wait_for("a")
-        error = cell.client.completions["a"].error or ""
-        assert "the 4th time in a row without a step in between" in error
+                cell.ranks.come_back(1, number, f"life {number}")
+        cell.client.wait_for("r0", "r1", "r2", "r3")
+        errors = [cell.client.completions[f"r{n}"].error or "" for n in range(4)]
+        assert any("the 4th time in a row without a step in between" in e for e in errors), errors
 
 
 @pytest.mark.parametrize("kind", ["computed", "replayed"])

@@ -6,6 +6,7 @@ import pytest
 
 from cluster.errors import RankLostError
 from cluster.types import Rank
+from router_service.suspects import BREAKS_RANKS
 from tests.helpers.content_engine import assert_undisturbed, make_harness, make_prompt, read_metrics
 from tests.helpers.content_workers import ContentWorkers, score_oracle
 from tests.helpers.engines import EngineHarness
@@ -19,9 +20,13 @@ CONVERSATIONS = [make_prompt(40, seed=seed) for seed in range(4)]
 def kill(
     harness: EngineHarness, workers: ContentWorkers, ranks: list[int], rng: random.Random
 ) -> int:
-    """In a step, if there is one to run, or between two. Returns how many requests were placed anew."""
+    """In a step, if there is one to run, or between two. Returns how many requests were placed anew.
+
+    Not in the step that a request is given alone after two that broke: it would be to blame.
+    """
     workers.dead_rank, workers.does_share = ranks[0], rng.random() < 0.5
-    for _ in range(rng.choice([0, 1])):
+    in_step = rng.choice([False, True]) and harness.engine._suspects.alone is None
+    for _ in range(in_step):
         try:
             harness.engine.step()
         except RankLostError:
@@ -158,3 +163,66 @@ def test_other_ranks_keep_their_kv_and_the_lost_one_is_replayed() -> None:
     gate = sum(sum(step.gate_tokens.values()) for step in workers.steps)
     # the last known token of each was an input only then: of the lost one it is among those without routes
     assert gate == lost.num_unrouted_tokens + 2 * 20 - num_told - 1
+
+
+def run_and_count_breaks(harness: EngineHarness, workers: ContentWorkers) -> int:
+    """Rank 0 is lost with every step that breaks, and comes back."""
+    num_breaks = 0
+    while harness.engine.has_work:
+        try:
+            harness.step()
+        except RankLostError:
+            num_breaks += 1
+            harness.engine.discard_step()
+            workers.lose_rank(0, 0)
+            harness.engine.lose_ranks([Rank(0)])
+            harness.collect()
+        assert num_breaks < 50
+    return num_breaks
+
+
+@pytest.mark.parametrize("planned", [False, True])
+@pytest.mark.parametrize("breakers", [[3], [0], [2, 5], [0, 1]])
+def test_requests_that_break_every_step_end_and_nobody_else_does(
+    breakers: list[int], planned: bool
+) -> None:
+    options = {"num_ranks": 2, "budget": 12, "num_kv_blocks": 64, "max_num_seqs": 6}
+    if planned:
+        harness = make_planned_cell(rng=random.Random(1), max_looks=2, **options).harness
+    else:
+        harness = make_harness(**options)
+    workers = harness.engine._workers
+    assert isinstance(workers, ContentWorkers)
+    prompts = {f"r{n}": make_prompt(21, seed=n) for n in range(8)}
+    for request_id, prompt in prompts.items():
+        harness.submit(request_id, prompt, 20)
+    for _ in range(8):
+        harness.step()
+    workers.breakers = set(breakers)
+
+    assert run_and_count_breaks(harness, workers) <= 3 * len(breakers)
+
+    for number, (request_id, prompt) in enumerate(prompts.items()):
+        completion = harness.generations[request_id].completion
+        assert completion is not None
+        if number in breakers:
+            assert (completion.finish_reason, completion.error) == ("error", BREAKS_RANKS)
+        else:
+            assert_undisturbed(harness.generations[request_id], prompt, 20)
+    harness.engine.check_invariants()
+    assert workers.sequences == set()
+
+
+def test_a_request_that_breaks_alone_in_the_cell_is_ended_too() -> None:
+    harness = make_harness(num_ranks=2)
+    workers = harness.engine._workers
+    assert isinstance(workers, ContentWorkers)
+    workers.breakers = {0}
+    harness.submit("r", make_prompt(21), 3)
+
+    assert run_and_count_breaks(harness, workers) == 3
+
+    completion = harness.generations["r"].completion
+    assert completion is not None
+    assert completion.error == BREAKS_RANKS
+    harness.engine.check_invariants()
