@@ -64,12 +64,17 @@ class JsonErrorProtocol(HttpToolsProtocol):
     _drop_end: TimerHandle | None = None
     """Set while what still comes is dropped."""
     _num_dropped = 0
+    _is_lost = False
+    """Nobody is waited for any more, so that nothing keeps what is left of the connection."""
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]  # as uvicorn declares it
         super().connection_made(transport)
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """uvicorn goes on waiting for the next request where the connection was reset."""
+        self._is_lost = True
+        self._unset_keepalive_if_required()
         self._unwatch()
         self._stop_waiting_for_reader()
         if self._drop_end is not None:
@@ -273,7 +278,7 @@ class JsonErrorProtocol(HttpToolsProtocol):
             self._wait_for_reader()
 
     def _wait_for_reader(self) -> None:
-        if self._unread is None:
+        if self._unread is None and not self._is_lost:
             self._unread = self.loop.call_later(self.limits.write_seconds, self._give_up_reader)
 
     def _stop_waiting_for_reader(self) -> None:

@@ -1,7 +1,9 @@
 """A client that goes away costs nothing more: the engine is told, streamed or not, running or queued."""
 
+import gc
 import json
 import socket
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from router_service.http_protocol import ConnectionLimits, JsonErrorProtocol
 from router_service.http_server import BoundPorts
 from tests.helpers.scripted_engine import ScriptedEngine, wait_until
 from tests.router_service.http.helpers import (
@@ -124,3 +127,21 @@ def test_a_request_that_ended_is_not_aborted(client: httpx.Client, engine: Scrip
     client.post(COMPLETIONS, json=completion_body(stream=True))
     assert client.get("/health").status_code == 200
     assert engine.aborts == []
+
+
+def test_nothing_is_kept_of_a_connection_that_is_reset_after_its_answer() -> None:
+    limits = ConnectionLimits()
+    with ScriptedEngine() as engine, running_server(engine, limits=limits) as (_, ports):
+        with connection(ports, COMPLETIONS, completion_body()) as connected:
+            assert connected.recv(1) == b"H"
+            wait_until(lambda: num_kept(limits) == 1)
+            reset_at_the_end = struct.pack("ii", 1, 0)
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset_at_the_end)
+        wait_until(lambda: num_kept(limits) == 0, seconds=5)
+
+
+def num_kept(limits: ConnectionLimits) -> int:
+    """Connections of the server with these limits that something still refers to."""
+    gc.collect()
+    found = [o for o in gc.get_objects() if isinstance(o, JsonErrorProtocol)]
+    return sum(connection.limits is limits for connection in found)
