@@ -28,6 +28,7 @@ def evict_part(tree: RadixTree, evictor: Evictor, part: EvictTarget, sizes: Bloc
             continue
         nodes += 1
         num_bytes += _evict_of(node, evictor, part, sizes)
+    evictor.forget_stale()
     return Eviction(part, nodes, num_bytes, kept_leased)
 
 

@@ -68,7 +68,7 @@ class LruQueue(Generic[T]):
             return
         heapq.heappush(self._heap, (stamp, next(self._order), item))
         if len(self._heap) > self._limit:
-            self._drop_stale()
+            self.drop_stale()
 
     def oldest(self) -> T | None:
         """The candidate used longest ago; it stays in the queue until it is no candidate any more."""
@@ -83,7 +83,8 @@ class LruQueue(Generic[T]):
         """All candidates with an entry, O(n): for tests and invariants. Items hash by identity."""
         return {item for stamp, _, item in self._heap if self._stamp_of(item) == stamp}
 
-    def _drop_stale(self) -> None:
+    def drop_stale(self) -> None:
+        """O(n). Entries keep what they name in memory: for after many items have gone at once."""
         current = {
             id(entry[2]): entry for entry in self._heap if self._stamp_of(entry[2]) == entry[0]
         }

@@ -41,6 +41,11 @@ class Evictor:
         self.route_queue.offer(node)
         self.score_queue.offer(node)
 
+    def forget_stale(self) -> None:
+        """What is no candidate any more leaves the queues, and with it the memory."""
+        for queue in (*self.kv_queues, self.route_queue, self.score_queue):
+            queue.drop_stale()
+
     def evict_oldest_kv(self, rank: Rank, num_blocks: int) -> None:
         """So many KV blocks of this rank, none if negative; the caller knows that they exist."""
         remaining = num_blocks

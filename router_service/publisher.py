@@ -17,6 +17,9 @@ from router_service.request import Request
 from router_service.scheduler import ScheduledChunk
 from router_service.step_observer import StepObserver
 
+MAX_DISCARDED = 256
+"""Steps: with each came a recovery, so what ranks sent of an earlier one came long ago, or does not come."""
+
 Expected = dict[tuple[StepId, Rank], deque[ScheduledChunk]]
 """Chunks whose part of a frame is on its way, in the order in which it will come."""
 
@@ -33,7 +36,7 @@ class Publisher:
         self._observer = observer
         self._routes: Expected = {}
         self._scores: Expected = {}
-        self._discarded: set[StepId] = set()
+        self._discarded: deque[StepId] = deque(maxlen=MAX_DISCARDED)
         self._lost_before: dict[Rank, StepId] = {}
 
     def expect(self, step_id: StepId, chunks: Sequence[ScheduledChunk]) -> None:
@@ -128,7 +131,7 @@ class Publisher:
 
     def discard(self, step_id: StepId) -> None:
         """A step that was not committed: what ranks that did their share send of it is not waited for."""
-        self._discarded.add(step_id)
+        self._discarded.append(step_id)
 
     def lose_rank(self, rank: Rank, before: StepId) -> None:
         """Of steps before this one nothing more is waited for from the rank, and nothing taken that still comes."""
