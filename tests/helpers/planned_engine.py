@@ -28,6 +28,7 @@ from cluster.worker_messages import (
 from prefix_store.plan_compiler import compile_fragment
 from router_service.fragment_pool import PlanCompiler
 from router_service.plan_book import PlanBook, PlanLimits
+from tests.helpers.content_engine import read_metrics
 from tests.helpers.content_workers import SHAPE, ContentWorkers
 from tests.helpers.engines import EngineHarness, Planning
 
@@ -238,3 +239,14 @@ def make_planned_cell(
         **options,
     )
     return PlannedCell(harness, workers)
+
+
+def fallbacks(cell: PlannedCell) -> dict[str, float]:
+    """Tokens by reason, of the reasons that occurred."""
+    by_reason = read_metrics(cell.harness)("replay_fallbacks_total")
+    return {reason: value for reason, value in by_reason.items() if value}
+
+
+def num_planning_requests(cell: PlannedCell) -> int:
+    cell.check_invariants()
+    return cell.book.num_requests

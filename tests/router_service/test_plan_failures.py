@@ -14,7 +14,7 @@ from cluster.types import Rank
 from prefix_store.compiler_thread import CompilerThread
 from prefix_store.plan_compiler import compile_fragment
 from router_service.plans import PlannedRun, Unplanned
-from tests.helpers.content_engine import assert_undisturbed, make_prompt, read_metrics
+from tests.helpers.content_engine import assert_undisturbed, make_prompt
 from tests.helpers.plan_desk import (
     CONTIGUOUS,
     NUM_RANKS,
@@ -24,16 +24,11 @@ from tests.helpers.plan_desk import (
     make_request,
     make_routes,
 )
-from tests.helpers.planned_engine import PlannedCell, make_planned_cell
+from tests.helpers.planned_engine import PlannedCell, fallbacks, make_planned_cell
 
 FAILED = Unplanned("plan_failed", wait=False, max_num_tokens=SIZE)
 NOT_READY = Unplanned("plan_not_ready", wait=True)
 """What a rank's answer must not turn into a plan."""
-
-
-def fallbacks(cell: PlannedCell) -> dict[str, float]:
-    by_reason = read_metrics(cell.harness)("replay_fallbacks_total")
-    return {reason: value for reason, value in by_reason.items() if value}
 
 
 def replay(cell: PlannedCell) -> None:
