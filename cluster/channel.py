@@ -17,6 +17,9 @@ from cluster.gatekeeper import Door
 
 QUEUE_BOUND = 65536
 """Frames that may wait in one direction of one socket."""
+FREE_PORTS = range(61000, 65536)
+"""Above those that Linux gives to connections: while an owner is away and peers try to come back, none of them is given
+its port, and none connects to itself."""
 MAX_FRAME_BYTES = 2**28
 """That a bound socket takes, unless its owner knows better."""
 
@@ -70,11 +73,23 @@ class _BoundSocket(_Socket):
         if door is not None:
             door.guard(self.socket, max_frame_bytes)
 
-    def bind(self, host: str) -> str:
-        """Binds to a free port of `host` and returns the endpoint. The port is taken, never guessed."""
+    def bind(self, host: str, port: int = 0) -> str:
+        """Binds to this port of `host`, or to a free one, and returns the endpoint. The port is taken, never guessed.
+
+        Raises CellError where somebody else has it.
+        """
         if self._door is None:
             _check_loopback(f"tcp://{host}:0")
-        return f"tcp://{host}:{self.socket.bind_to_random_port(f'tcp://{host}', max_tries=100)}"
+        address = f"tcp://{host}"
+        try:
+            if not port:
+                first, end = FREE_PORTS.start, FREE_PORTS.stop
+                port = self.socket.bind_to_random_port(address, first, end, max_tries=100)
+            else:
+                self.socket.bind(f"{address}:{port}")
+        except zmq.ZMQError as error:
+            raise CellError(f"{address}:{port or '*'} cannot be bound: {error}") from error
+        return f"{address}:{port}"
 
 
 class _ConnectedSocket(_Socket):

@@ -3,7 +3,7 @@
 `cluster/wire.py` moves them. What engine and expert workers say to each other is in `cluster/worker_messages.py`.
   HTTP server  <-> engine           ToEngine / ToHttpServer
   launcher      -> engine           RankLost, Watching, Regroup, Stop (part of ToEngine)
-  engine        -> launcher         CellStatus, GroupWanted
+  engine        -> launcher         CellStatus, GroupWanted, WeightsServed
 """
 
 from typing import Annotated, Literal
@@ -347,9 +347,14 @@ class GroupWanted(msgspec.Struct, frozen=True, tag=True):
     """Of that group: one that has been replaced since needs nothing."""
     silent_ranks: list[int]
     """That did not answer in time: some of them may hang."""
-    model_dir: str
-    """Whose weights a new process has to load; empty: those it is started with."""
     reason: str
+
+
+class WeightsServed(msgspec.Struct, frozen=True, tag=True):
+    """To the launcher: what a new process has to load, and a new engine to expect, from now on."""
+
+    model_dir: str
+    fingerprint: str
 
 
 ToHttpServer = (
@@ -363,4 +368,4 @@ ToHttpServer = (
     | WeightsRefused
 )
 
-ToLauncher = CellStatus | GroupWanted
+ToLauncher = CellStatus | GroupWanted | WeightsServed

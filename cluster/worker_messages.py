@@ -144,14 +144,16 @@ class DiscardWeights(msgspec.Struct, frozen=True, tag=True):
 
 
 class JoinGroup(msgspec.Struct, frozen=True, tag=True):
-    """Leave the group, which lost a rank, for the one that meets at this store; what the rank holds stays. Answered by
-    WorkerReady, or by GroupBroken when the group does not come together."""
+    """Leave the group, which lost a rank or its engine, for the one that meets at this store; KV and weights stay.
+    Answered by WorkerReady, or by GroupBroken when the group does not come together."""
 
     generation: int
     """Of the cell's groups, counted from 0."""
     store_address: str
     store_port: int
     timeout_seconds: float
+    engine_life: int = 0
+    """Which of the cell's engines asks, counted from 0. What the rank was told by one before, it forgets."""
 
 
 class WorkerStop(msgspec.Struct, frozen=True, tag=True):

@@ -38,6 +38,17 @@ class End:
     """One line."""
 
 
+def result_so_far(ref: Any) -> tuple[bool, Any]:
+    """Whether a call has ended well, and what it gave; (False, None) while it goes on, (False, why) when it failed."""
+    ended, _ = ray.wait([ref], timeout=0)
+    if not ended:
+        return False, None
+    try:
+        return True, ray.get(ref)
+    except ray.exceptions.RayError:
+        return False, end_of(ref).reason
+
+
 def end_of(ref: Any) -> End:
     """Of a call that has ended."""
     try:

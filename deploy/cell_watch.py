@@ -9,7 +9,8 @@ from typing import Any
 import ray
 
 from cluster.log import logger
-from deploy.actor_calls import end_of
+from deploy.actor_calls import End, end_of
+from deploy.engine_recovery import EngineRecovery
 from deploy.launch import Cell
 from deploy.rank_recovery import RankRecovery
 
@@ -28,12 +29,19 @@ def say(line: str) -> None:
 
 
 class CellWatch:
-    """HTTP servers and, if the cell recovers, ranks are started again. Methods return why the cell cannot go on."""
+    """HTTP servers and, if the cell recovers, engine and ranks are started again. Methods return why the cell cannot go
+    on."""
 
-    def __init__(self, cell: Cell, *, recovers: bool) -> None:
+    def __init__(self, cell: Cell, recovery_limit_seconds: float) -> None:
         self._cell = cell
-        self._recovers = recovers
-        self._recovery = RankRecovery(cell.plan.ep_size, cell.ranks, cell.link)
+        self._recovers = recovery_limit_seconds > 0
+        self._ranks = RankRecovery(cell.plan.ep_size, cell.ranks, cell.link)
+        self._engine = EngineRecovery(
+            cell.engine,
+            fingerprint=lambda: cell.link.weights.fingerprint,
+            on_back=self._engine_back,
+            limit_seconds=recovery_limit_seconds,
+        )
 
     def until(self, stop: threading.Event) -> str | None:
         servers = self._cell.http_servers
@@ -65,10 +73,13 @@ class CellWatch:
     ) -> str | None:
         """Waits a little, and takes what has ended: engine and ranks itself, other calls by `take_other`."""
         cell = self._cell
-        self._recovery.tick()
-        if self._recovery.is_under_way:
+        if (failure := self._engine.tick()) is not None:
+            return failure
+        if not self._engine.is_under_way:
+            self._ranks.tick()  # its engine is told of all that it does
+        if self._ranks.is_under_way or self._engine.is_under_way:
             seconds = RECOVERY_WATCH_SECONDS
-        calls = [cell.engine_ref, *cell.ranks.calls.values(), *others]
+        calls = [*cell.engine.calls, *cell.ranks.calls.values(), *others]
         ended, _ = ray.wait(calls, timeout=seconds)
         for call in ended:
             failure = self._take(call) if call not in others else take_other(call)
@@ -79,16 +90,26 @@ class CellWatch:
     def _take(self, call: Any) -> str | None:
         lost = self._cell.ranks.take_ended(call)
         if lost is None:
-            end = end_of(call)
-            return end.reason if end.kind == "returned" else f"the engine ended: {end.reason}"
+            return self._take_engine(end_of(call))
         if self._recovers:
-            self._recovery.lost(*lost)
+            self._ranks.lost(*lost)
             return None
         return self._give_up(*lost)
+
+    def _take_engine(self, end: End) -> str | None:
+        if end.kind == "returned":
+            return end.reason
+        if not self._recovers:
+            return f"the engine ended: {end.reason}"
+        return self._engine.lost(end.reason)
+
+    def _engine_back(self) -> None:
+        self._cell.link.watch()
+        self._ranks.engine_back()
 
     def _give_up(self, rank: int, reason: str) -> str:
         """Tells the engine, which ends every request with this error, and waits for it to have said so."""
         _LOG.error("rank lost rank=%d reason=%r", rank, reason)
         self._cell.link.rank_lost(rank, reason)
-        ray.wait([self._cell.engine_ref], timeout=FAREWELL_SECONDS)
+        ray.wait(self._cell.engine.calls, timeout=FAREWELL_SECONDS)
         return f"rank {rank} is lost: {reason}"

@@ -14,17 +14,33 @@ from cluster.messages import (
     Stop,
     ToLauncher,
     Watching,
+    WeightsServed,
 )
 from cluster.wire import Decoder, encode
 
 
 class EngineLink:
-    def __init__(self, endpoint: str, keys: PeerKeys) -> None:
+    def __init__(self, endpoint: str, keys: PeerKeys, weights: WeightsServed) -> None:
+        """weights: that are served at the start"""
         self._socket = DealerSocket(f"launcher-{os.getpid()}", keys)
         self._socket.connect(endpoint)
         self._decoder: Decoder[ToLauncher] = Decoder(ToLauncher)
         self._next_query = 0
         self._wanted: list[GroupWanted] = []
+        self._weights = weights
+        self.watch()
+
+    @property
+    def weights(self) -> WeightsServed:
+        """As far as the engine has said."""
+        self._receive_all()
+        return self._weights
+
+    def watch(self) -> None:
+        """Once for each engine that is started at the endpoint: it tells this process then what it wants. What an
+        engine before had wanted counts for nothing."""
+        self._receive_all()
+        self._wanted.clear()
         self._socket.send(encode(Watching()))
 
     def status(self, timeout_seconds: float) -> CellStatus | None:
@@ -40,8 +56,7 @@ class EngineLink:
 
     def take_wanted(self) -> list[GroupWanted]:
         """What the engine has asked for since the last call. Does not wait."""
-        while self._receive(0.0) is not None:
-            pass
+        self._receive_all()
         wanted, self._wanted = self._wanted, []
         return wanted
 
@@ -57,11 +72,17 @@ class EngineLink:
     def close(self) -> None:
         self._socket.close_after_sending(1.0)
 
-    def _receive(self, timeout_seconds: float) -> CellStatus | GroupWanted | None:
+    def _receive_all(self) -> None:
+        while self._receive(0.0) is not None:
+            pass
+
+    def _receive(self, timeout_seconds: float) -> ToLauncher | None:
         frame = self._socket.receive(timeout_seconds)
         if frame is None:
             return None
         message = self._decoder.decode(frame)
         if isinstance(message, GroupWanted):
             self._wanted.append(message)
+        if isinstance(message, WeightsServed):
+            self._weights = message
         return message

@@ -12,6 +12,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from cluster.channel_keys import CellKeys
 from cluster.config import Config
 from cluster.errors import CellError, DeadlineError
+from cluster.messages import WeightsServed
 from cluster.namespace import model_fingerprint
 from deploy.actor_calls import end_of, result_of
 from deploy.actors.engine import Engine
@@ -20,10 +21,12 @@ from deploy.actors.http_server import HttpServer
 from deploy.cell_plan import CellPlan
 from deploy.engine_link import EngineLink
 from deploy.http_servers import HttpServers
+from deploy.ray_engine import RayEngine
 from deploy.ray_ranks import RayRanks
 from deploy.reservation import Reservation, reserve
 from deploy.room import CellDemand
 from router_service.api_keys import HttpKeys
+from router_service.engine_life import EngineLife
 from router_service.http_server import BoundPorts
 from router_service.tracing import trace_environment
 
@@ -43,8 +46,7 @@ class Cell:
 
     plan: CellPlan
     reservation: Reservation
-    engine: Any
-    engine_ref: Any
+    engine: RayEngine
     link: EngineLink
     ranks: RayRanks
     http_servers: HttpServers
@@ -79,27 +81,32 @@ def _launch(
     fingerprint = model_fingerprint(plan.model_dir, plan.dtype)
     keys = CellKeys.make()
     actors = [_start_worker(plan, reservation, rank, keys) for rank in range(plan.ep_size)]
-    engine = front_actor(Engine, reservation).remote(config, plan, fingerprint, keys.engine)
-    front, *endpoints = result_of(engine.endpoints.remote(), deadline, "the engine")
+    engine = RayEngine(
+        lambda life, expected: front_actor(Engine, reservation).remote(
+            config, plan, expected, keys.engine, life
+        )
+    )
+    started = result_of(engine.start(EngineLife(), fingerprint), deadline, "the engine")
     ranks = RayRanks(
         lambda rank: _start_worker(plan, reservation, rank, keys),
-        (endpoints[0], endpoints[1]),
+        (started.workers, started.routes),
         config.cell.recovery_limit_seconds,
     )
     ranks.actors.update(enumerate(actors))
-    engine_ref, link = engine.run.remote(), EngineLink(front, keys.launcher)
+    engine.run(started)
+    link = EngineLink(started.clients, keys.launcher, WeightsServed("", fingerprint))
     for rank, loaded in sorted(_load_weights(actors, config, deadline, progress).items()):
         ranks.run(rank, 0, loaded)
-    _wait_until_ready(link, engine_ref, ranks, deadline)
+    _wait_until_ready(link, engine, ranks, deadline)
     traces = trace_environment(config.http.tracing, os.environ)
     http_servers = HttpServers(
         lambda: front_actor(HttpServer, reservation).remote(
-            config, plan, front, keys.http_server, http_keys, trace_environment=traces
+            config, plan, started.clients, keys.http_server, http_keys, trace_environment=traces
         ),
         config.http.servers,
     )
     http_servers.start(BoundPorts(config.http.port, config.http.admin_port), deadline)
-    return Cell(plan, reservation, engine, engine_ref, link, ranks, http_servers)
+    return Cell(plan, reservation, engine, link, ranks, http_servers)
 
 
 def num_ray_cpus(ep_size: int, num_http_servers: int) -> int:
@@ -167,14 +174,16 @@ def _load_weights(
     return loaded
 
 
-def _wait_until_ready(link: EngineLink, engine_ref: Any, ranks: RayRanks, deadline: float) -> None:
+def _wait_until_ready(
+    link: EngineLink, engine: RayEngine, ranks: RayRanks, deadline: float
+) -> None:
     while True:
         status = link.status(1.0)
         if status is not None and status.ready:
             return
-        ended, _ = ray.wait([engine_ref, *ranks.calls.values()], timeout=0)
+        ended, _ = ray.wait([*engine.calls, *ranks.calls.values()], timeout=0)
         for ref in ended:
-            if ref == engine_ref:
+            if ref in engine.calls:
                 raise CellError(f"the engine ended during the start: {end_of(ref).reason}")
             rank = next(rank for rank, call in ranks.calls.items() if call == ref)
             raise CellError(f"rank {rank} ended during the start: {end_of(ref).reason}")

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from cluster.log import logger
-from cluster.messages import GroupWanted, Regroup
+from cluster.messages import GroupWanted, Regroup, WeightsServed
 
 PULSE_SECONDS = 3.0
 """A process that does not say within this time that it lives hangs."""
@@ -63,6 +63,9 @@ class EngineLine(Protocol):
 
     def take_wanted(self) -> list[GroupWanted]: ...
 
+    @property
+    def weights(self) -> WeightsServed: ...
+
 
 @dataclass
 class _Attempt:
@@ -95,7 +98,7 @@ class RankRecovery:
         self._regroup_at: float | None = None
         """When a group is made of whoever lives then, if nobody is found dead before."""
         self._pulses: dict[int, Call] = {}
-        self._model_dir = ""
+        self._pulses_due = 0.0
 
     @property
     def is_under_way(self) -> bool:
@@ -122,14 +125,28 @@ class RankRecovery:
     def _take(self, wanted: GroupWanted) -> None:
         if wanted.generation != self._generation:
             return
-        self._model_dir = wanted.model_dir
         if self._attempt is not None and self._attempt.is_told:
+            if self._attempt.loads and wanted.silent_ranks:
+                self._ask_for_pulses()  # who waits for those who load is silent, too
+                return
             self._give_up()  # its ranks did not come together
         if self._attempt is not None or self._dead or self._regroup_at is not None:
             return
         self._regroup_at = self._clock() + (PULSE_SECONDS if wanted.silent_ranks else DEATH_SECONDS)
         if wanted.silent_ranks:
-            self._pulses = {rank: self._processes.pulse(rank) for rank in range(self._num_ranks)}
+            self._ask_for_pulses()
+
+    def engine_back(self) -> None:
+        """It was lost, and another in its place knows of no group: all ranks meet for it."""
+        self._give_up()
+        self._pulses.clear()
+        self._regroup_at = self._clock()
+
+    def _ask_for_pulses(self) -> None:
+        if self._pulses:
+            return
+        self._pulses = {rank: self._processes.pulse(rank) for rank in range(self._num_ranks)}
+        self._pulses_due = self._clock() + PULSE_SECONDS
 
     def _is_due(self) -> bool:
         return self._regroup_at is not None and self._clock() >= self._regroup_at
@@ -138,13 +155,14 @@ class RankRecovery:
         self._pulses = {
             rank: call for rank, call in self._pulses.items() if not self._processes.result(call)[0]
         }
-        if not self._pulses or not self._is_due():
+        if not self._pulses or self._clock() < self._pulses_due:
             return
         for rank in self._pulses:
             _LOG.error("rank hangs rank=%d: it gave no sign of life for %g s", rank, PULSE_SECONDS)
             self._processes.kill(rank)  # `lost` will follow
         self._pulses = {}
-        self._regroup_at = self._clock() + DEATH_SECONDS
+        if self._attempt is None:
+            self._regroup_at = self._clock() + DEATH_SECONDS
 
     def _give_up(self) -> None:
         """What was under way. Those who load would wait for a group that does not come."""
@@ -193,7 +211,7 @@ class RankRecovery:
         self._engine.regroup(Regroup(self._generation, address, port, joining))
         attempt.is_told = True
         attempt.loads = {
-            rank: self._processes.load(rank, address, port, self._model_dir)
+            rank: self._processes.load(rank, address, port, self._engine.weights.model_dir)
             for rank in sorted(self._new)
         }
         self._new.clear()

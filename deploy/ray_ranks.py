@@ -1,8 +1,6 @@
 """A cell's ranks as Ray actors: what `RankRecovery` does to them."""
 
 import contextlib
-import os
-import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -12,8 +10,9 @@ import ray.util
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cluster.log import logger
-from deploy.actor_calls import end_of
+from deploy.actor_calls import end_of, result_so_far
 from deploy.actors.expert_worker import LoadedRank
+from deploy.processes import kill_process
 
 _LOG = logger("launch")
 
@@ -65,13 +64,7 @@ class RayRanks:
         return self.actors[rank].pulse.remote()
 
     def result(self, call: Any) -> tuple[bool, Any]:
-        ended, _ = ray.wait([call], timeout=0)
-        if not ended:
-            return False, None
-        try:
-            return True, ray.get(call)
-        except ray.exceptions.RayError:
-            return False, end_of(call).reason
+        return result_so_far(call)
 
     def take_ended(self, call: Any) -> tuple[int, str] | None:
         """The rank whose endless call this is, and why it has ended."""
@@ -86,12 +79,7 @@ class RayRanks:
 
 def _kill_process(loaded: LoadedRank) -> None:
     if loaded.place.host == ray.util.get_node_ip_address():
-        _sigkill(loaded.pid)
+        kill_process(loaded.pid)
         return
     there = NodeAffinitySchedulingStrategy(loaded.node_id, soft=False)
-    ray.remote(_sigkill).options(num_cpus=0, scheduling_strategy=there).remote(loaded.pid)
-
-
-def _sigkill(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+    ray.remote(kill_process).options(num_cpus=0, scheduling_strategy=there).remote(loaded.pid)

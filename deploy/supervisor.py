@@ -95,7 +95,7 @@ def _serve_in(
         file=output,
         flush=True,
     )
-    watch = CellWatch(cell, recovers=config.cell.recovery_limit_seconds > 0)
+    watch = CellWatch(cell, config.cell.recovery_limit_seconds)
     failure = watch.until(signals.stop)
     if failure is None:
         failure = watch.drain(config.http.drain_seconds, signals.at_once)
@@ -122,10 +122,11 @@ def take_down(cell: Cell, reason: str) -> None:
     cell.http_servers.stop(STOP_SECONDS, reason)
     cell.link.stop(reason)
     cell.link.close()
-    calls = [cell.engine_ref, *cell.ranks.calls.values()]
+    calls = [*cell.engine.calls, *cell.ranks.calls.values()]
     ray.wait(calls, num_returns=len(calls), timeout=STOP_SECONDS)
     cell.http_servers.kill()
-    for actor in (cell.engine, *cell.ranks.actors.values()):
+    cell.engine.kill()
+    for actor in cell.ranks.actors.values():
         with contextlib.suppress(ray.exceptions.RayError):
             ray.kill(actor)
 

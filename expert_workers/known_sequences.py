@@ -57,6 +57,9 @@ class KnownSequences:
             if known is not None and known.awaited is not None:
                 self._drop(*known.awaited)
 
+    def end_all(self) -> None:
+        self.end(list(self._known))
+
     def _drop(self, grammar: str, namespace: str) -> None:
         if all(known.awaited != (grammar, namespace) for known in self._known.values()):
             self._grammars.drop(grammar, namespace)

@@ -54,6 +54,9 @@ class PlanCache:
         for fragment_id in fragment_ids:
             self._parts.pop(fragment_id, None)
 
+    def clear(self) -> None:
+        self._parts.clear()
+
     def plan_step(
         self, step_id: int, chunks: Sequence[PlannedChunk], *, has_dynamic: bool
     ) -> PlannedStep | None:

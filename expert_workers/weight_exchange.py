@@ -46,7 +46,10 @@ class WeightExchange:
         self._beside = replace(target, device=torch.device("cpu"))
         self._dtype = dtype
         self._memory = memory
-        self._prepared: ModelWeights | None = None
+        self._prepared: tuple[ModelWeights, str] | None = None
+        """And their fingerprint."""
+        self.fingerprint: str | None = None
+        """Of the weights that serve, once they are others than at the start."""
 
     def measure(self, model_dir: Path) -> ShareRoom:
         """Of this rank's share; whether all ranks of the host have room is somebody else's to say.
@@ -70,15 +73,16 @@ class WeightExchange:
         require_same_model(model_dir, self._spec)
         prepared = load_weights(model_dir, self._spec, self._beside)
         fingerprint = model_fingerprint(model_dir, self._dtype)
-        self._prepared = prepared
+        self._prepared = prepared, fingerprint
         return fingerprint
 
     def commit(self) -> None:
         """What was prepared serves from now on."""
         assert self._prepared is not None, "commit before prepare"
-        prepared, self._prepared = self._prepared, None
+        (prepared, fingerprint), self._prepared = self._prepared, None
         for served, other in zip(_tensors(self._served), _tensors(prepared), strict=True):
             served.copy_(other)
+        self.fingerprint = fingerprint
 
     def discard(self) -> None:
         """Forgets what was prepared, if anything was."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from cluster.routes import ExpertRoutes
@@ -93,8 +94,7 @@ class ExpertWorker:
     ) -> None:
         """sequences: none known yet."""
         self.rank = rank
-        self.identity = identity
-        """As it was started; `weights` may have been exchanged since."""
+        self._identity = identity
         self.weights = model.weights
         self.kv_pool = kv_pool
         self._spec = spec = model.spec
@@ -115,6 +115,14 @@ class ExpertWorker:
             num_kv_blocks=kv_pool.num_blocks,
             block_size=kv_pool.block_size,
         )
+
+    @property
+    def identity(self) -> CellIdentity:
+        """With the weights that it serves by now."""
+        fingerprint = self.weights.fingerprint
+        if fingerprint is None:
+            return self._identity
+        return replace(self._identity, model_fingerprint=fingerprint)
 
     def start_sequence(self, start: SequenceStart) -> None:
         self._sequences.start(start)
@@ -169,6 +177,13 @@ class ExpertWorker:
         self._dispatcher.take_load()
         if self._group is not None:
             self._group.rejoin_at(store_address, store_port, timeout_seconds)
+
+    def forget_engine(self) -> None:
+        """Another one is in its place, which knows of none of its sequences, routes, plans and prepared weights."""
+        self._sequences.end_all()
+        self._route_chunks.clear()
+        self._plans.clear()
+        self.weights.discard()
 
     def close(self) -> None:
         self._sequences.close()

@@ -91,6 +91,7 @@ class _WorkerLoop:
         self._routes = routes
         self._decoder: Decoder[ToWorker] = Decoder(ToWorker)
         self._generation = generation
+        self._engine_life = 0
         self._step_id = NO_STEP
         self._incarnation = secrets.token_hex(8)
 
@@ -183,6 +184,9 @@ class _WorkerLoop:
         self._leave_group(self._generation, broken)
 
     def _join(self, message: JoinGroup) -> None:
+        if message.engine_life != self._engine_life:
+            self._worker.forget_engine()
+            self._engine_life = message.engine_life
         try:
             self._worker.rejoin(message.store_address, message.store_port, message.timeout_seconds)
         except CellError as error:

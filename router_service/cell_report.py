@@ -36,7 +36,7 @@ def status_of(
             "routes": stats.route_bytes,
             "scores": stats.score_bytes,
         },
-        steps_total=engine.num_steps - engine.num_discarded_steps,
+        steps_total=engine.num_steps,
         features=engine.features,
         weight_version=engine.weights.version,
         state=stats.state,

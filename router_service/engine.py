@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from cluster.errors import CellError, RequestError
+from cluster.errors import CellError
 from cluster.messages import FeatureStates, Submit
 from cluster.prefix_match import Eviction
 from cluster.scores import ScoreColumns
@@ -27,7 +27,7 @@ from router_service.sequence_start import sequence_start
 from router_service.served_weights import ServedWeights, WeightExchange
 from router_service.step_builder import build_route_chunk, build_step
 from router_service.step_observer import StepTimeline
-from router_service.submit_check import check_room, check_submit
+from router_service.submit_check import check_room, check_submits
 from router_service.suspects import BREAKS_RANKS, Suspects
 
 MAX_CHECKED_NODES = 10_000
@@ -58,7 +58,8 @@ class Engine:
         self._plans = parts.plans
         self._features = parts.features
         self._observer = parts.observer
-        self._publisher = Publisher(parts.store, limits.block_size, parts.features, parts.observer)
+        around = parts.store, limits.block_size, parts.features, parts.observer
+        self._publisher = Publisher(*around, first_step=limits.first_step)
         self._outlet = RouteOutlet(limits.route_shape, limits.route_bytes_per_step)
         self._requests: dict[tuple[bytes, str], Request] = {}
         self._by_seq_id: dict[SeqId, Request] = {}
@@ -71,21 +72,14 @@ class Engine:
         self._rank_loss = RankLoss(parts.scheduler, parts.store, parts.plans, self._publisher)
         self._suspects = Suspects()
         self._open_requests: list[Request] = []
-        self.num_steps = self.num_discarded_steps = 0
-        """The first counts the others too."""
+        self._next_step = limits.first_step
+        self.num_steps = 0  # that were committed
 
     # --- from HTTP servers, between steps
 
     def submit(self, client: bytes, *submits: Submit) -> None:
         """All, or none when it raises OverloadedError or RequestError."""
-        ids = [submit.request_id for submit in submits]
-        for number, submit in enumerate(submits):
-            check_submit(submit, self._limits)
-            if (client, submit.request_id) in self._requests or submit.request_id in ids[:number]:
-                raise RequestError(
-                    f"request_id {submit.request_id!r} is in use: give every request an id of its own",
-                    field="request_id",
-                )
+        check_submits(submits, self._limits, lambda id_: (client, id_) in self._requests)
         if not submits[0].is_again:
             self.check_room(self.num_waiting, len(submits))
         answer = Answer.to(submits)
@@ -195,9 +189,8 @@ class Engine:
         if not self._open_requests:
             return
         computed, self._open_requests = self._open_requests, []
-        self._publisher.discard(StepId(self.num_steps))
-        self.num_steps += 1
-        self.num_discarded_steps += 1
+        self._publisher.discard(self._next_step)
+        self._next_step = StepId(self._next_step + 1)
         if (to_blame := self._suspects.broke(computed)) is not None:
             self._fail(to_blame, BREAKS_RANKS)
 
@@ -205,7 +198,7 @@ class Engine:
         """Other processes are these ranks now, and hold nothing. Requests there go back to the queue with the tokens
         and routes that they have; routes and scores in the store stay. No rank holds any plan after the next step."""
         self._collect_frames()
-        lost = self._rank_loss.lose(ranks, self._requests.values(), StepId(self.num_steps))
+        lost = self._rank_loss.lose(ranks, self._requests.values(), self._next_step)
         self._finishing = [r for r in self._finishing if r.finish_reason is not None]
         self._complete_finished()
         return lost
@@ -287,7 +280,7 @@ class Engine:
 
     def _build(self, schedule: Schedule) -> StepDescriptor:
         """The step as one message; the routes that it replays are sent ahead."""
-        step_id = StepId(self.num_steps)
+        step_id = self._next_step
         route_ids = []
         for chunk in schedule.chunks:
             route_id = -1
@@ -310,7 +303,8 @@ class Engine:
 
     def _update(self, schedule: Schedule, results: list[StepResult]) -> None:
         """Commits: tokens become known, KV and routes of full blocks are published as they are complete."""
-        step_id = StepId(self.num_steps)
+        step_id = self._next_step
+        self._next_step = StepId(step_id + 1)
         self.num_steps += 1
         for chunk in schedule.chunks:
             chunk.request.num_computed_tokens += chunk.num_tokens

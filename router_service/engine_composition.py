@@ -5,10 +5,11 @@ from dataclasses import dataclass
 
 from cluster.config import Config
 from cluster.routes import RouteShape
+from cluster.types import StepId
 from cluster.worker_messages import CellIdentity
 from router_service.clients import PrefixStore
 from router_service.engine import Engine
-from router_service.engine_limits import EngineLimits
+from router_service.engine_limits import FIRST_STEP, EngineLimits
 from router_service.engine_parts import EngineParts
 from router_service.features import Features
 from router_service.fragment_pool import PlanCompiler
@@ -42,7 +43,11 @@ class Surroundings:
 
 
 def compose_engine(
-    config: Config, identity: CellIdentity, shapes: ServedShapes, around: Surroundings
+    config: Config,
+    identity: CellIdentity,
+    shapes: ServedShapes,
+    around: Surroundings,
+    first_step: StepId = FIRST_STEP,
 ) -> Engine:
     limits = SchedulerLimits.from_config(
         config.scheduler, num_ranks=identity.ep_size, block_size=identity.block_size
@@ -67,14 +72,16 @@ def compose_engine(
         observer=around.observer,
     )
     return Engine(
-        _engine_limits(config, identity, shapes),
+        _engine_limits(config, identity, shapes, first_step),
         parts,
         weights=ServedWeights(identity.model_fingerprint, shapes.namespace_of),
         draw_seed=around.draw_seed,
     )
 
 
-def _engine_limits(config: Config, identity: CellIdentity, shapes: ServedShapes) -> EngineLimits:
+def _engine_limits(
+    config: Config, identity: CellIdentity, shapes: ServedShapes, first_step: StepId
+) -> EngineLimits:
     return EngineLimits(
         num_ranks=identity.ep_size,
         block_size=identity.block_size,
@@ -84,4 +91,5 @@ def _engine_limits(config: Config, identity: CellIdentity, shapes: ServedShapes)
         dispatch=identity.dispatch,
         placement_epoch=identity.placement_epoch,
         frame_timeout_seconds=config.cell.step_timeout_floor_seconds,
+        first_step=first_step,
     )

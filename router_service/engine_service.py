@@ -7,12 +7,13 @@ the request sets waits for the end of the step.
 import secrets
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import zmq
 from prometheus_client import CollectorRegistry
 
-from cluster.channel_keys import EngineKeys
 from cluster.config import Config
 from cluster.errors import CellError, OverloadedError, RankLostError, RequestError, WireError
 from cluster.log import logger
@@ -25,33 +26,30 @@ from cluster.messages import (
     GroupWanted,
     MetricsQuery,
     MetricsText,
-    OutputBatch,
-    OutputDelta,
     RankLost,
-    Refused,
     Regroup,
     StatusQuery,
     Stop,
     Submit,
     SubmitAll,
     ToEngine,
-    ToHttpServer,
-    ToLauncher,
     UpdateWeights,
     Watching,
     WeightsRefused,
+    WeightsServed,
     WeightsUpdated,
 )
 from cluster.metrics import Metrics
-from cluster.wire import Decoder, encode
+from cluster.wire import Decoder
 from cluster.worker_messages import CellIdentity
 from router_service.cell_report import count_recovery, refresh_gauges, status_of
 from router_service.clients import PrefixStore
 from router_service.engine_composition import ServedShapes, Surroundings, compose_engine
-from router_service.engine_sockets import EngineSockets, largest_frame
+from router_service.engine_post import EnginePost
+from router_service.engine_sockets import EngineAddress, EngineSockets, largest_frame
 from router_service.eviction import evict
 from router_service.fragment_pool import PlanCompiler
-from router_service.recovery import Recovery
+from router_service.recovery import ENGINE_LOST, Recovery
 from router_service.served_checkpoint import WeightSource
 from router_service.step_clock import StepClock
 from router_service.step_metrics import StepMetrics
@@ -90,17 +88,17 @@ class EngineService:
         store: PrefixStore,
         compiler: PlanCompiler,
         checkpoint: WeightSource,
-        host: str,
-        keys: EngineKeys,
+        address: EngineAddress,
     ) -> None:
+        """Raises CellError where a port of the address cannot be taken."""
+        life = self._life = address.life
         self._identity = identity
         self._config = config
         self._store = store
         self._compiler = compiler
         self._metrics = Metrics(CollectorRegistry())
         self._sockets = EngineSockets(
-            keys,
-            host,
+            address,
             max_frame_bytes=largest_frame(config, shapes.route_shape),
             refusals=self._metrics.channel_refusals,
         )
@@ -109,6 +107,7 @@ class EngineService:
         self.route_endpoint = self._sockets.route_endpoint
         self._client_socket = self._sockets.clients
         self._worker_socket = self._sockets.workers
+        self._post = EnginePost(self._client_socket)
         self._decoder: Decoder[ToEngine] = Decoder(ToEngine)
         self._commands: deque[tuple[bytes, _Command]] = deque()
         """Bounded: submits by `_take_submits`, the rest by what there is to end and by whom waits for an answer."""
@@ -135,8 +134,7 @@ class EngineService:
             observer=StepMetrics(self._metrics, identity.dispatch),
             draw_seed=lambda: secrets.randbits(63),
         )
-        self._engine = compose_engine(config, identity, shapes, around)
-        self._launcher: bytes | None = None
+        self._engine = compose_engine(config, identity, shapes, around, life.first_step)
         self.regroup: Regroup | None = None
         """See `recovery.RecoverySurroundings`."""
         self._recovery = Recovery(
@@ -145,6 +143,7 @@ class EngineService:
             self,
             identity,
             limit_seconds=cell.recovery_limit_seconds,
+            life=life,
         )
         self._weight_update = WeightUpdate(
             self._engine,
@@ -160,11 +159,16 @@ class EngineService:
         """Serves until Stop (returns None) or until the cell fails (returns why).
 
         Queries are answered from the first moment on, "starting" included. Whatever ends the loop, every open request
-        gets its error first; what is nobody's fault but the engine's own is then raised.
+        gets its error first. What is nobody's fault but the engine's own is raised, and told to nobody where another
+        engine will come.
         """
         try:
             failure = self._run()
         except Exception as error:
+            if self._config.cell.recovery_limit_seconds:
+                self._store.close(STATE_SECONDS)
+                self._sockets.close_after_sending(0.0)
+                raise  # another engine will be in its place, for which HTTP servers hold their streams
             self._end(f"the engine failed: {type(error).__name__}: {error}")
             raise
         self._end(failure)
@@ -172,8 +176,7 @@ class EngineService:
 
     def _run(self) -> str | None:
         try:
-            self._workers.wait_until_ready(self._config.cell.start_timeout_seconds)
-            self._not_ready = ""
+            self._gather_ranks()
             _LOG.info("ready ranks=%d dispatch=%s", self._identity.ep_size, self._identity.dispatch)
             self._serve()
         except _StopAsked:
@@ -181,6 +184,16 @@ class EngineService:
         except CellError as error:
             return str(error)
         return None
+
+    def _gather_ranks(self) -> None:
+        if self._life.number:
+            self._not_ready = ""  # requests may come, and wait as in any recovery
+            with self._pause(f"recovering: {ENGINE_LOST}"):
+                recovered = self._recovery.come_back()
+            count_recovery(self._metrics, recovered)
+            return
+        self._workers.wait_until_ready(self._config.cell.start_timeout_seconds)
+        self._not_ready = ""
 
     def _serve(self) -> None:
         while self._stopping is None:
@@ -199,7 +212,7 @@ class EngineService:
                 self._run_commands()
                 if self._engine.has_work:
                     self._engine.step()
-                self._ship()
+                self._post.ship(self._engine)
             elif upkeep_seconds is not None:
                 self._wait_for_client_message(upkeep_seconds)
             elif not self._wait_for_client_message(None if checked else IDLE_CHECK_SECONDS):
@@ -211,19 +224,23 @@ class EngineService:
     def _recover(self, error: CellError) -> None:
         if self._weight_update.is_half_done:
             raise error
-        self._ship()
-        self._paused = f"recovering: {error}"
-        try:
+        self._post.ship(self._engine)
+        with self._pause(f"recovering: {error}"):
             recovered = self._recovery.run(error)
+        count_recovery(self._metrics, recovered)
+        self._post.ship(self._engine)
+
+    @contextmanager
+    def _pause(self, reason: str) -> Iterator[None]:
+        self._paused = reason
+        try:
+            yield
         finally:
             self._paused = ""
-        count_recovery(self._metrics, recovered)
-        self._ship()
 
     def ask_for_group(self, wanted: GroupWanted) -> None:
         """See `recovery.RecoverySurroundings`."""
-        if self._launcher is not None:
-            self._send(self._launcher, wanted)
+        self._post.tell_launcher(wanted)
 
     def _wait_for_client_message(self, timeout_seconds: float | None) -> bool:
         """Sleeps until a message is there (True) or the timeout has passed. A worker may fail while idle."""
@@ -243,7 +260,7 @@ class EngineService:
         try:
             self._engine.fail_all(reason)
         finally:
-            self._ship()
+            self._post.ship(self._engine)
             if failure is not None:
                 _LOG.error("cell failed reason=%r", failure)
             self._answer_for(0.0 if failure is None else FAREWELL_SECONDS)
@@ -287,11 +304,11 @@ class EngineService:
                 self._take_update(peer, message)
             case MetricsQuery(query_id):
                 refresh_gauges(self._metrics, self._engine, self._store.stats())
-                self._send(peer, MetricsText(query_id, self._metrics.render()))
+                self._post.send(peer, MetricsText(query_id, self._metrics.render()))
             case StatusQuery(query_id):
                 reason = self._not_ready or self._paused
                 about = self._identity, self._workers.places, self._engine, self._store.stats()
-                self._send(peer, status_of(query_id, reason, *about))
+                self._post.send(peer, status_of(query_id, reason, *about))
             case Stop() | RankLost() | Watching() | Regroup():
                 self._take_from_launcher(peer, message, may_raise=may_raise)
 
@@ -305,7 +322,7 @@ class EngineService:
                 if may_raise:
                     raise RankLostError(rank, reason)
             case Watching():
-                self._launcher = peer
+                self._post.launcher = peer
             case Regroup():
                 self.regroup = message
 
@@ -326,7 +343,7 @@ class EngineService:
         try:
             self._engine.check_room(self._num_queued_submits, len(submits))
         except OverloadedError as error:
-            self._refuse_overloaded(peer, submits, error)
+            self._post.refuse(peer, submits, error)
             return
         self._num_queued_submits += len(submits)
         self._commands.append((peer, message))
@@ -344,10 +361,10 @@ class EngineService:
                 case Finish(request_id, num_output_tokens):
                     self._engine.finish(peer, request_id, num_output_tokens)
                 case EvictCommand():
-                    evict(command, self._engine, self._store, partial(self._send, peer))
+                    evict(command, self._engine, self._store, partial(self._post.send, peer))
                 case FeaturesCommand(query_id):
                     self._switch(command)
-                    self._send(peer, FeaturesReport(query_id, self._engine.features))
+                    self._post.send(peer, FeaturesReport(query_id, self._engine.features))
                 case UpdateWeights():
                     self._update_weights(peer, command)
 
@@ -366,32 +383,32 @@ class EngineService:
     def _take_update(self, peer: bytes, command: UpdateWeights) -> None:
         if self.has_update:
             reason = "another update of the weights is under way: wait for its answer"
-            self._send(peer, WeightsRefused(command.query_id, "conflict", reason))
+            self._post.send(peer, WeightsRefused(command.query_id, "conflict", reason))
             return
         self.has_update = True
         self._commands.append((peer, command))
 
     def _update_weights(self, peer: bytes, command: UpdateWeights) -> None:
         """Whoever asked is answered, also when the cell fails at it."""
-        self._paused = f"weights are read from {command.model_dir}"
         answer: WeightsUpdated | WeightsRefused
         try:
-            if self._not_ready:
-                answer = WeightsRefused(command.query_id, "unavailable", self._not_ready)
-            else:
-                answer = self._weight_update.run(command)
+            with self._pause(f"weights are read from {command.model_dir}"):
+                if self._not_ready:
+                    answer = WeightsRefused(command.query_id, "unavailable", self._not_ready)
+                else:
+                    answer = self._weight_update.run(command)
         except CellError as error:
-            self._send(peer, WeightsRefused(command.query_id, "unavailable", str(error)))
+            self._post.send(peer, WeightsRefused(command.query_id, "unavailable", str(error)))
             raise
         finally:
-            self._paused = ""
             self.has_update = False
         outcome = "refused"
         if isinstance(answer, WeightsUpdated):
-            outcome, self._recovery.model_dir = "updated", command.model_dir
+            outcome = "updated"
+            self._post.tell_launcher(WeightsServed(command.model_dir, answer.fingerprint))
         self._metrics.weight_updates.labels(outcome).inc()
-        self._ship()
-        self._send(peer, answer)
+        self._post.ship(self._engine)
+        self._post.send(peer, answer)
 
     def serve(self, timeout_seconds: float) -> None:
         """See `weight_update.UpdateSurroundings`."""
@@ -411,39 +428,10 @@ class EngineService:
                     self._commands.append((peer, command))
 
     def _submit(self, peer: bytes, submits: list[Submit]) -> None:
-        first = submits[0].request_id
         if self._not_ready:
-            self._send(peer, Refused(first, "unavailable", self._not_ready, None))
+            self._post.refuse(peer, submits, self._not_ready)
             return
         try:
             self._engine.submit(peer, *submits)
-        except OverloadedError as error:
-            self._refuse_overloaded(peer, submits, error)
         except RequestError as error:
-            self._send(peer, Refused(first, "invalid", str(error), error.field))
-
-    def _refuse_overloaded(
-        self, peer: bytes, submits: list[Submit], error: OverloadedError
-    ) -> None:
-        self._send(peer, Refused(submits[0].request_id, "overloaded", str(error), error.field))
-
-    # --- answers
-
-    def _ship(self) -> None:
-        """One message per HTTP server for all that happened since the last call."""
-        by_client: dict[bytes, list[OutputDelta]] = {}
-        for item in self._engine.take_deltas():
-            by_client.setdefault(item.client, []).append(item.delta)
-        gone = [c for c, deltas in by_client.items() if not self._send(c, OutputBatch(deltas))]
-        # only when the others have theirs: an abort may find that a worker is lost
-        for client in gone:
-            self._engine.abort_all(client)
-
-    def _send(self, peer: bytes, message: ToHttpServer | ToLauncher) -> bool:
-        """False when the HTTP server is gone."""
-        try:
-            self._client_socket.send(peer, encode(message))
-        except CellError as error:
-            _LOG.warning("http server gone peer=%r reason=%s", peer, error)
-            return False
-        return True
+            self._post.refuse(peer, submits, error)

@@ -1,5 +1,7 @@
 """The sockets that an engine binds, and who may come to them. Owner of all three and of their gatekeeper."""
 
+from dataclasses import dataclass, field
+
 from prometheus_client import Counter
 
 from cluster.channel import PullSocket, RouterSocket
@@ -7,6 +9,7 @@ from cluster.channel_keys import EngineKeys
 from cluster.config import Config
 from cluster.gatekeeper import Gatekeeper
 from cluster.routes import RouteShape
+from router_service.engine_life import EngineLife
 
 _SMALL_FRAME_BYTES = 2**24
 _TOKEN_BYTES = 4
@@ -14,21 +17,29 @@ _SCORE_BYTES = 512
 """Of a token with all the alternatives that a client may ask for."""
 
 
+@dataclass(frozen=True)
+class EngineAddress:
+    """host: of this process; life: with the ports that its peers know, if they do"""
+
+    host: str
+    keys: EngineKeys
+    life: EngineLife = field(default_factory=EngineLife)
+
+
 class EngineSockets:
     """clients: of HTTP servers and the launcher; workers: of the ranks; routes: for their route and score frames."""
 
-    def __init__(
-        self, keys: EngineKeys, host: str, *, max_frame_bytes: int, refusals: Counter
-    ) -> None:
-        """refusals: by reason, of those who may not connect"""
+    def __init__(self, address: EngineAddress, *, max_frame_bytes: int, refusals: Counter) -> None:
+        """refusals: by reason, of those who may not connect. Raises CellError where a port cannot be taken."""
         self._gatekeeper = Gatekeeper(lambda reason: refusals.labels(reason).inc())
-        door = self._gatekeeper.door
+        door, host, keys = self._gatekeeper.door, address.host, address.keys
         self.clients = RouterSocket(door("clients", keys.clients), max_frame_bytes)
         self.workers = RouterSocket(door("workers", keys.workers), max_frame_bytes)
         self.routes = PullSocket(door("routes", keys.workers), max_frame_bytes)
-        self.client_endpoint = self.clients.bind(host)
-        self.worker_endpoint = self.workers.bind(host)
-        self.route_endpoint = self.routes.bind(host)
+        clients, workers, routes = address.life.ports
+        self.client_endpoint = self.clients.bind(host, clients)
+        self.worker_endpoint = self.workers.bind(host, workers)
+        self.route_endpoint = self.routes.bind(host, routes)
 
     def close_after_sending(self, seconds: float) -> None:
         """Returns when what was queued has left, or after so long."""

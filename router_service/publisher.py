@@ -12,6 +12,7 @@ from cluster.scores import ScoreColumns
 from cluster.types import Rank, StepId
 from cluster.worker_messages import LateFrame, ScoreFrame
 from router_service.clients import PrefixStore
+from router_service.engine_limits import FIRST_STEP
 from router_service.features import Features
 from router_service.request import Request
 from router_service.scheduler import ScheduledChunk
@@ -28,10 +29,18 @@ class Publisher:
     """Told of every committed step by `expect`, of every arrived frame by `record`."""
 
     def __init__(
-        self, store: PrefixStore, block_size: int, features: Features, observer: StepObserver
+        self,
+        store: PrefixStore,
+        block_size: int,
+        features: Features,
+        observer: StepObserver,
+        *,
+        first_step: StepId = FIRST_STEP,
     ) -> None:
+        """first_step: what comes for steps before it was asked by another engine"""
         self._store = store
         self._block_size = block_size
+        self._first_step = first_step
         self._features = features
         self._observer = observer
         self._routes: Expected = {}
@@ -54,7 +63,8 @@ class Publisher:
     def take(self, frame: LateFrame) -> None:
         """What one rank's chunks of one step waited for."""
         step_id, rank, start = StepId(frame.step_id), Rank(frame.rank), 0
-        if step_id in self._discarded or step_id < self._lost_before.get(rank, 0):
+        wanted_from = self._lost_before.get(rank, self._first_step)
+        if step_id in self._discarded or step_id < wanted_from:
             return
         for num_tokens in frame.num_tokens.tolist():
             end = start + num_tokens

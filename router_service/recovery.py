@@ -5,12 +5,13 @@
                                                              └──── another rank dies ◄──────┘
 
 The launcher finds out who died or hangs, starts processes in their place and says where all meet; a rank whose process
-is a new one has lost its KV. Ranks that lived keep weights, KV and what they know of sequences.
+is a new one has lost its KV. Ranks that lived keep weights, KV and what they know of sequences. An engine in place of
+another that is lost begins so, too: for it every rank is a new one.
 """
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from msgspec.structs import replace
@@ -26,13 +27,17 @@ from cluster.worker_messages import (
     WorkerReady,
 )
 from router_service.engine import Engine
+from router_service.engine_life import EngineLife
 from router_service.rank_loss import LostRanks
 from router_service.worker_client import WorkerClient
 
+ENGINE_LOST = "the engine was lost"
 POLL_SECONDS = 0.02
 """How often it is looked whether the launcher has said where to meet."""
 BLAME_SECONDS = 3.0
 """How long the launcher may take to name a dead rank after an exchange broke, where that ends the cell."""
+SILENCE_SECONDS = 5.0
+"""After so long, and then twice as long each time, the launcher is told who has not joined: one of them may hang."""
 MAX_IN_A_ROW = 3
 """Recoveries from broken steps, with no step in between that did not break: then the step is to blame."""
 
@@ -57,6 +62,28 @@ class Recovered:
     lost: LostRanks
 
 
+@dataclass
+class _Orders:
+    """Who has to be told where all meet, and when the launcher is told who has not come."""
+
+    ask_at: float
+    group: Regroup | None = None
+    untold: list[int] = field(default_factory=list)
+    patience: float = SILENCE_SECONDS
+
+    def begin(self, group: Regroup, now: float) -> None:
+        self.group, self.untold = group, group.joining_ranks
+        self.ask_at = now + self.patience
+
+    def are_silent(self, now: float) -> bool:
+        """Once after each time of patience, which grows."""
+        if now <= self.ask_at:
+            return False
+        self.patience *= 2
+        self.ask_at = now + self.patience
+        return True
+
+
 class Recovery:
     """One at a time. Serves clients while it waits, as a step does."""
 
@@ -68,6 +95,7 @@ class Recovery:
         identity: CellIdentity,
         *,
         limit_seconds: float,
+        life: EngineLife,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """limit_seconds: from the break on; 0: whatever breaks ends the cell."""
@@ -76,12 +104,11 @@ class Recovery:
         self._around = around
         self._identity = identity
         self._limit_seconds = limit_seconds
+        self._life = life
         self._clock = clock
         self._generation = 0
         self._num_in_a_row = 0
         self._num_steps_at_last = 0
-        self.model_dir = ""
-        """Whose weights are served, where it is not the one that the cell was started with."""
 
     def run(self, error: CellError) -> Recovered:
         """Returns when the next step can run. Raises CellError when the cell has to end."""
@@ -91,8 +118,17 @@ class Recovery:
         self._engine.discard_step()
         self._count(error)
         _LOG.warning("group broken generation=%d reason=%r", self._generation, str(error))
-        self._ask(error)
-        ready = self._gather(error, started + self._limit_seconds)
+        self._ask(str(error), error.silent_ranks if isinstance(error, DeadlineError) else ())
+        return self._come_together(str(error), started)
+
+    def come_back(self) -> Recovered:
+        """In place of an engine that is lost: returns when the first step can run. Raises CellError as `run` does."""
+        lost_seconds = self._life.lost_seconds
+        started = self._clock() if lost_seconds is None else lost_seconds
+        return self._come_together(ENGINE_LOST, started)
+
+    def _come_together(self, reason: str, started: float) -> Recovered:
+        ready = self._gather(reason, started + self._limit_seconds)
         expected = replace(self._identity, model_fingerprint=self._engine.weights.fingerprint)
         new = self._workers.take_group(ready, expected)
         lost = self._engine.lose_ranks(new)
@@ -119,10 +155,9 @@ class Recovery:
         return error
 
     def _count(self, error: CellError) -> None:
-        num_steps = self._engine.num_steps - self._engine.num_discarded_steps
-        if num_steps != self._num_steps_at_last:
+        if self._engine.num_steps != self._num_steps_at_last:
             self._num_in_a_row = 0
-        self._num_steps_at_last = num_steps
+        self._num_steps_at_last = self._engine.num_steps
         self._num_in_a_row += 1
         if self._num_in_a_row > MAX_IN_A_ROW and self._engine.has_work:
             raise CellError(
@@ -130,42 +165,46 @@ class Recovery:
                 "was to be computed may be what breaks it"
             )
 
-    def _ask(self, error: CellError) -> None:
-        silent = error.silent_ranks if isinstance(error, DeadlineError) else ()
-        self._around.ask_for_group(
-            GroupWanted(self._generation, list(silent), self.model_dir, str(error))
-        )
+    def _ask(self, reason: str, silent_ranks: Sequence[int] = ()) -> None:
+        self._around.ask_for_group(GroupWanted(self._generation, list(silent_ranks), reason))
 
-    def _gather(self, error: CellError, deadline: float) -> list[WorkerReady]:
+    def _gather(self, reason: str, deadline: float) -> list[WorkerReady]:
         """Of every rank, by rank, in one group."""
         began = self._generation
         ready: dict[int, WorkerReady] = {}
         """Each rank's last word; that of a new process may come before the launcher's."""
+        orders = _Orders(self._clock() + SILENCE_SECONDS)
         while self._generation == began or self._missing(ready):
             now = self._clock()
             if now > deadline:
                 raise DeadlineError(
-                    f"{error}; not made good within {self._limit_seconds:g} s (--recovery-limit): "
+                    f"{reason}; not made good within {self._limit_seconds:g} s (--recovery-limit): "
                     + self._what_is_missing(began, ready)
                 )
             newest = self._around.regroup
             if newest is not None and newest.generation > self._generation:
                 self._generation = newest.generation
-                self._tell_to_join(newest, deadline - now)
+                orders.begin(newest, now)
+            elif orders.are_silent(now) and self._generation != began:
+                self._ask("ranks have not joined", self._missing(ready))
+            orders.untold = self._tell_to_join(orders, deadline - now)
             message = self._receive(now + POLL_SECONDS)
             if isinstance(message, WorkerReady):
                 ready[message.rank] = message
             elif (
                 isinstance(message, GroupBroken) and began < message.generation == self._generation
             ):
-                self._ask(GroupBrokenError(message.rank, message.reason))
+                self._ask(str(GroupBrokenError(message.rank, message.reason)))
         return [ready[rank] for rank in range(self._identity.ep_size)]
 
-    def _tell_to_join(self, group: Regroup, timeout_seconds: float) -> None:
-        self._workers.tell_to_join(
-            group.joining_ranks,
-            JoinGroup(group.generation, group.store_address, group.store_port, timeout_seconds),
-        )
+    def _tell_to_join(self, orders: "_Orders", timeout_seconds: float) -> list[int]:
+        """Those who could not be told."""
+        group = orders.group
+        if group is None or not orders.untold:
+            return []
+        where = group.generation, group.store_address, group.store_port
+        message = JoinGroup(*where, timeout_seconds, self._life.number)
+        return self._workers.tell_to_join(orders.untold, message)
 
     def _receive(self, deadline: float) -> ToEngineFromWorker | None:
         try:

@@ -1,5 +1,7 @@
 """What an HTTP server promises of a submit, checked again before it can reach a rank. Pure."""
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
 
 from cluster.errors import OverloadedError, RequestError
@@ -8,7 +10,22 @@ from cluster.messages import Int32Column, Submit
 from router_service.engine_limits import EngineLimits
 
 
-def check_submit(submit: Submit, limits: EngineLimits) -> None:
+def check_submits(
+    submits: Sequence[Submit], limits: EngineLimits, is_in_use: Callable[[str], bool]
+) -> None:
+    """What a client asks for at once. is_in_use: of its request ids. Raises RequestError as `_check_submit`."""
+    ids: set[str] = set()
+    for submit in submits:
+        _check_submit(submit, limits)
+        if is_in_use(submit.request_id) or submit.request_id in ids:
+            raise RequestError(
+                f"request_id {submit.request_id!r} is in use: give every request an id of its own",
+                field="request_id",
+            )
+        ids.add(submit.request_id)
+
+
+def _check_submit(submit: Submit, limits: EngineLimits) -> None:
     """Raises RequestError: ids out of range, more output than was asked for, or more than a rank can ever hold."""
     _check_tokens(submit.prompt_token_ids, "prompt_token_ids", "prompt", limits.vocab_size)
     if not len(submit.prompt_token_ids):

@@ -133,19 +133,16 @@ class WorkerClient:
         self._unreachable.clear()
         return [Rank(message.rank) for message in new]
 
-    def tell_to_join(self, ranks: list[int], message: JoinGroup) -> None:
-        """One that cannot be told is lost: the launcher will say so."""
-        for rank in ranks:
-            self._send(Rank(rank), encode(message))
+    def tell_to_join(self, ranks: list[int], message: JoinGroup) -> list[int]:
+        """Returns those that cannot be told: they are lost, or have not come to this engine yet."""
+        frame = encode(message)
+        return [rank for rank in ranks if not self._reaches(rank, frame)]
 
     def stop(self) -> None:
         """Asks every reachable worker to leave; a dead one is skipped."""
         frame = encode(WorkerStop())
         for rank in range(self._num_ranks):
-            try:
-                self._workers.send(peer_name(rank), frame)
-            except CellError:
-                continue  # it is gone already, which is what was asked
+            self._reaches(rank, frame)  # or it is gone already, which is what was asked
 
     def take_failure(self) -> None:
         """Between steps a worker speaks only to acknowledge, or to say that it failed. Raises RankLostError or
@@ -242,6 +239,13 @@ class WorkerClient:
     def _note_held(self, message: PlansHeld) -> None:
         if self._incarnations.get(message.rank) == message.incarnation:
             self._held.append(message)
+
+    def _reaches(self, rank: int, frame: bytes) -> bool:
+        try:
+            self._workers.send(peer_name(rank), frame)
+        except CellError:
+            return False
+        return True
 
     def _send(self, rank: Rank, frame: bytes) -> None:
         """That a rank is gone is found out where an answer is waited for, and not in the middle of what goes before."""

@@ -66,7 +66,7 @@ class _Cell:
     def idle(self, seconds: float) -> None:
         stop = threading.Event()
         threading.Timer(seconds, stop.set).start()
-        failure = CellWatch(self._cell, recovers=False).until(stop)
+        failure = CellWatch(self._cell, 0.0).until(stop)
         if failure is not None:
             raise CellError(failure)
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from cluster.messages import GroupWanted, Regroup
+from cluster.messages import GroupWanted, Regroup, WeightsServed
 from deploy.rank_recovery import DEATH_SECONDS, PULSE_SECONDS, RankRecovery
 
 NUM_RANKS = 3
@@ -59,6 +59,7 @@ class Engine:
     lost: list[int] = field(default_factory=list)
     groups: list[Regroup] = field(default_factory=list)
     wanted: list[GroupWanted] = field(default_factory=list)
+    weights: WeightsServed = field(default_factory=lambda: WeightsServed("/weights/7", "seventh"))
 
     def rank_lost(self, rank: int, reason: str) -> None:
         self.lost.append(rank)
@@ -70,8 +71,8 @@ class Engine:
         wanted, self.wanted = self.wanted, []
         return wanted
 
-    def want(self, generation: int, *silent: int, model_dir: str = "") -> None:
-        self.wanted.append(GroupWanted(generation, list(silent), model_dir, "broken"))
+    def want(self, generation: int, *silent: int) -> None:
+        self.wanted.append(GroupWanted(generation, list(silent), "broken"))
 
 
 class Cell:
@@ -93,7 +94,7 @@ class Cell:
 def test_a_dead_rank_gets_a_new_process_and_all_meet_where_a_survivor_listens() -> None:
     cell = Cell()
     cell.recovery.lost(0, "SIGKILL")
-    cell.engine.want(0, model_dir="/weights/7")
+    cell.engine.want(0)
 
     assert cell.ticks() == [("start", 0), ("host", 1), ("load", 0), ("run in 1", 0)]
     assert cell.engine.lost == [0]

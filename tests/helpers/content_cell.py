@@ -50,7 +50,9 @@ from prefix_store.compiler_thread import CompilerThread
 from prefix_store.journal.store_journal import StoreJournal
 from prefix_store.store import PrefixStore
 from router_service.engine_composition import ServedShapes
+from router_service.engine_life import EngineLife
 from router_service.engine_service import EngineService
+from router_service.engine_sockets import EngineAddress
 from tests.helpers.channel_keys import KEYS
 from tests.helpers.content_workers import SHAPE, VOCAB, ContentWorkers
 from tests.helpers.engines import make_namespace
@@ -358,6 +360,7 @@ class ContentCell:
         load_timeout_seconds: float = PATIENCE,
         journal: StoreJournal | None = None,
         recovery_limit_seconds: float = 0.0,
+        life: EngineLife | None = None,
     ) -> None:
         cell = CellSection(
             dispatch="negotiated",
@@ -388,14 +391,14 @@ class ContentCell:
             store=self.store,
             checkpoint=self.checkpoints,
             compiler=CompilerThread(ExpertPlacement.contiguous(SHAPE.num_experts, num_ranks)),
-            host=HOST,
-            keys=KEYS.engine,
+            address=EngineAddress(HOST, KEYS.engine, life or EngineLife()),
         )
         self.ranks = ContentRanks(self.service, num_ranks)
         self.client = Client(self.service.client_endpoint)
         self.failure: str | None = None
         self.error: Exception | None = None
         self._ranks_come = ranks_come
+        self._is_first = life is None
         self._thread = threading.Thread(target=self._run)
 
     def _run(self) -> None:
@@ -417,7 +420,8 @@ class ContentCell:
         self._thread.start()
         if self._ranks_come:
             self.ranks.start()
-            self.wait_until_ready()
+            if self._is_first:
+                self.wait_until_ready()
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -18,6 +18,7 @@ from deploy.cell_plan import CellPlan
 from deploy.engine_side import open_store, served_shapes, start_compiler
 from deploy.planning import plan_cell
 from router_service.engine_service import EngineService
+from router_service.engine_sockets import EngineAddress
 from router_service.http_server import HttpServer, HttpServerOptions
 from router_service.served_checkpoint import ServedCheckpoint
 from tests.helpers.cells import LOOPBACK, START_SECONDS, CellOptions, run_rank
@@ -65,8 +66,7 @@ def cell_clients(
         store=open_store(plan, fingerprint),
         compiler=start_compiler(plan),
         checkpoint=ServedCheckpoint(plan.model_dir, plan.spec, plan.dtype),
-        host=LOOPBACK,
-        keys=KEYS.engine,
+        address=EngineAddress(LOOPBACK, KEYS.engine),
     )
     with ExitStack() as stack:
         stack.enter_context(_running_ranks(plan, service))

@@ -169,7 +169,8 @@ class Served:
 
     def pids_of(self, actor: str) -> list[int]:
         """Of all actors of a class that run."""
-        return [p.pid for p in self.processes() if p.cmdline()[:1] == [f"ray::{actor}.run"]]
+        name = f"ray::{actor}"
+        return [p.pid for p in self.processes() if _title(p).partition(".")[0] == name]
 
     def pid_of_rank(self, rank: int) -> int:
         return {int(r): int(pid) for r, pid in _RANK.findall(self.stderr)}[rank]
@@ -212,6 +213,14 @@ def wait_for_worker_process(served: Served) -> None:
     eventually(
         lambda: any("ExpertWorker" in p.name() for p in served.processes()), 60.0, "a worker"
     )
+
+
+def _title(process: psutil.Process) -> str:
+    """What it calls itself; empty when it has just ended."""
+    try:
+        return "".join(process.cmdline()[:1])
+    except psutil.Error:
+        return ""
 
 
 def _runs(process: psutil.Process) -> bool:

@@ -1,11 +1,13 @@
 """Ranks are lost and come back, behind real sockets: the test is the launcher."""
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import pytest
 
-from cluster.channel import DealerSocket
+from cluster.channel import DealerSocket, PushSocket
 from cluster.messages import (
     EvictCommand,
     EvictReport,
@@ -19,15 +21,17 @@ from cluster.messages import (
     Watching,
 )
 from cluster.wire import Decoder, encode
-from cluster.worker_messages import GroupBroken
+from cluster.worker_messages import GroupBroken, RouteFrame
+from router_service.engine_life import EngineLife
 from router_service.suspects import BREAKS_RANKS
 from tests.helpers.channel_keys import KEYS
 from tests.helpers.content_cell import PATIENCE, ContentCell
-from tests.helpers.content_workers import oracle
+from tests.helpers.content_workers import SHAPE, oracle
 from tests.helpers.served import eventually
 
 PROMPT = list(range(1, 30))
 LONG = 60
+SECOND_LIFE = EngineLife(1)
 
 
 class Launcher:
@@ -66,10 +70,15 @@ class Launcher:
 
 @contextmanager
 def recovering_cell(
-    *, recovery_limit_seconds: float = PATIENCE, step_timeout_seconds: float = PATIENCE
+    *,
+    recovery_limit_seconds: float = PATIENCE,
+    step_timeout_seconds: float = PATIENCE,
+    life: EngineLife | None = None,
 ) -> Iterator[tuple[ContentCell, Launcher]]:
     cell = ContentCell(
-        recovery_limit_seconds=recovery_limit_seconds, step_timeout_seconds=step_timeout_seconds
+        recovery_limit_seconds=recovery_limit_seconds,
+        step_timeout_seconds=step_timeout_seconds,
+        life=life,
     )
     with cell:
         launcher = Launcher(cell)
@@ -98,7 +107,7 @@ def test_streams_go_on_token_for_token_when_a_rank_has_come_back() -> None:
         start(cell)
         launcher.lost(1)
         wanted = launcher.wanted()
-        assert (wanted.generation, wanted.silent_ranks, wanted.model_dir) == (0, [], "")
+        assert (wanted.generation, wanted.silent_ranks) == (0, [])
         assert "rank 1" in wanted.reason
         status = cell.client.status()
         assert not status.ready
@@ -237,6 +246,57 @@ def test_steps_that_break_every_group_whoever_is_in_them_end_the_cell() -> None:
         cell.client.wait_for("r0", "r1", "r2", "r3")
         errors = [cell.client.completions[f"r{n}"].error or "" for n in range(4)]
         assert any("the 4th time in a row without a step in between" in e for e in errors), errors
+
+
+def test_an_engine_in_place_of_another_gathers_the_ranks_while_requests_wait() -> None:
+    with recovering_cell(life=SECOND_LIFE) as (cell, launcher):
+        status = cell.client.status()
+        assert (status.ready, status.reason) == (False, "recovering: the engine was lost")
+        cell.client.submit("a", PROMPT, LONG)
+        launcher.regroup(0, 1)
+        cell.client.wait_for("a")
+        assert cell.client.tokens["a"] == oracle(PROMPT, LONG)[0]
+        assert [group.engine_life for group in cell.ranks.groups] == [1, 1]
+        assert cell.client.status().steps_total == len(cell.ranks.content.steps)
+
+
+def test_what_ranks_still_send_for_steps_of_an_engine_before_is_none_of_the_next_ones() -> None:
+    with recovering_cell(life=SECOND_LIFE) as (cell, launcher):
+        launcher.regroup(0, 1)
+        with PushSocket(KEYS.worker) as late:
+            late.connect(cell.service.route_endpoint)
+            for step_id in range(20):
+                ids = np.ones((4, SHAPE.num_moe_layers, SHAPE.num_experts_per_tok), np.uint8)
+                one, four = np.zeros(1, np.int32), np.full(1, 4, np.int32)
+                weights = ids.astype(np.float32)
+                late.send(encode(RouteFrame(0, step_id, one, four, ids, weights)))
+            cell.client.submit("a", PROMPT, LONG)
+            cell.client.wait_for("a")
+        assert cell.client.tokens["a"] == oracle(PROMPT, LONG)[0]
+
+
+def test_ranks_that_do_not_come_to_another_engine_are_named_to_the_launcher_and_then_to_clients() -> (
+    None
+):
+    lost = EngineLife(1, (0, 0, 0), time.monotonic())
+    with recovering_cell(recovery_limit_seconds=6.0, life=lost) as (cell, launcher):
+        cell.client.submit("a", PROMPT, LONG)
+        launcher.regroup(0)  # a new process that never loads is rank 1
+        wanted = launcher.wanted()
+        assert (wanted.generation, wanted.silent_ranks) == (1, [1])
+        cell.client.wait_for("a")
+        error = cell.client.refusals["a"].reason
+        assert "the engine was lost; not made good within 6 s (--recovery-limit)" in error
+        assert "rank 1 did not join group 1" in error
+
+
+def test_an_engine_that_fails_by_itself_tells_nobody_where_another_will_come() -> None:
+    with recovering_cell() as (cell, _):
+        start(cell)
+        cell.store.publish = None  # type: ignore[assignment, method-assign]
+        cell.join()
+        assert isinstance(cell.error, TypeError)
+        assert cell.client.completions == {}
 
 
 @pytest.mark.parametrize("kind", ["computed", "replayed"])
