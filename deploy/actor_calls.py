@@ -11,6 +11,10 @@ import ray.exceptions
 from cluster.errors import CellError, DeadlineError, PointsmanError
 
 _PROCESS_DIED = "its process died; if nobody killed it, look for the kernel's out-of-memory killer"
+_RAY_KILLED = (
+    "Ray killed its process because the host's memory ran low (RAY_memory_usage_threshold)"
+)
+_MEMORY_USAGE = re.compile(r"\bwas (\S+ used / \S+ limit)")
 _OUR_EXCEPTION = re.compile(
     r"^(cluster|router_service|prefix_store|expert_workers|deploy)\.[\w.]+: "
 )
@@ -65,6 +69,9 @@ def reason_of(error: ray.exceptions.RayError) -> str:
 
     Of an exception in a constructor Ray keeps the traceback's text alone, which ends with the exception.
     """
+    if isinstance(error, ray.exceptions.OutOfMemoryError):
+        usage = _MEMORY_USAGE.search(str(error))
+        return f"{_RAY_KILLED}: {usage[1]}" if usage is not None else _RAY_KILLED
     if not isinstance(error, ray.exceptions.RayActorError) or not error.actor_init_failed:
         return _PROCESS_DIED
     lines = str(error).splitlines()

@@ -5,6 +5,7 @@ Ranks meet in a TCPStore that the caller places. Only torch.distributed's defaul
 
 import os
 import socket
+import time
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
@@ -21,6 +22,11 @@ from cluster.types import ExchangeKind
 from expert_workers.exchange.counting import CountingExchange
 from expert_workers.exchange.no_group import NoGroupExchange
 from expert_workers.exchange.torch_group import TorchGroupExchange
+
+ATTEMPT_SECONDS = 1.0
+"""To connect to a store and be answered. One on a busy host may need several."""
+CONNECT_SECONDS = 30.0
+"""For all of them."""
 
 
 @dataclass(frozen=True)
@@ -107,17 +113,28 @@ def host_store(address: str, port: int, timeout_seconds: float) -> TCPStore:
 
 
 def connect_store(options: GroupOptions) -> Store:
-    """Raises CellError naming rank, host, address and port."""
-    try:
-        store = TCPStore(
-            options.store_address,
-            options.store_port,
-            is_master=False,
-            timeout=timedelta(seconds=options.join_timeout_seconds),
-        )
-    except RuntimeError as error:
-        raise _cannot_join(options, str(error)) from error
-    return PrefixStore(options.group_name, store)
+    """Raises CellError naming rank, host, address and port: at once when nobody listens there.
+
+    Whoever hosts the store listens before anybody is told of it. Left to itself a client tries for all its time, so
+    that a host that died meanwhile would hold the ranks that another group waits for.
+    """
+    began = time.monotonic()
+    deadline = began + min(CONNECT_SECONDS, options.join_timeout_seconds)
+    while True:
+        try:
+            store = TCPStore(
+                options.store_address,
+                options.store_port,
+                is_master=False,
+                timeout=timedelta(seconds=min(ATTEMPT_SECONDS, options.join_timeout_seconds)),
+            )
+        except RuntimeError as error:
+            if time.monotonic() < deadline and _listens(options):
+                continue
+            tried = replace(options, join_timeout_seconds=round(time.monotonic() - began, 1))
+            raise _cannot_join(tried, str(error)) from error
+        store.set_timeout(timedelta(seconds=options.join_timeout_seconds))
+        return PrefixStore(options.group_name, store)
 
 
 def join_group(options: GroupOptions, store: Store) -> EpGroup:
@@ -162,6 +179,15 @@ def interface_of(address: str) -> str:
     raise ConfigError(
         f"no network interface of this host owns {address}; it has {', '.join(sorted(interfaces))}"
     )
+
+
+def _listens(options: GroupOptions) -> bool:
+    address = options.store_address, options.store_port
+    try:
+        with socket.create_connection(address, timeout=ATTEMPT_SECONDS):
+            return True
+    except OSError:
+        return False
 
 
 def _wait_for_all_ranks(options: GroupOptions, store: Store) -> None:

@@ -1,7 +1,13 @@
 """What an actor that is not there died of, from Ray's exceptions, in one line. No Ray is started."""
 
 import pytest
-from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError, RayTaskError
+from ray.exceptions import (
+    ActorDiedError,
+    ActorUnavailableError,
+    OutOfMemoryError,
+    RayActorError,
+    RayTaskError,
+)
 
 from cluster.errors import CheckpointError
 from deploy.actor_calls import reason_of
@@ -50,3 +56,14 @@ def test_an_exception_of_a_constructor_is_told_with_its_own_message(
 )
 def test_a_process_that_went_without_a_word_points_to_the_kernel(error: RayActorError) -> None:
     assert "its process died" in reason_of(error)
+
+
+def test_a_process_that_ray_killed_for_its_memory_is_told_with_what_was_used() -> None:
+    told = (
+        "1 worker(s) were killed due to the node running low on memory. Memory on the node (IP: 192.0.2.2, "
+        "ID: b5a8) was 22.74GB used / 23.54GB limit (0.966)\nOOM kill reason: Memory usage"
+    )
+    reason = reason_of(OutOfMemoryError(told))
+    assert reason.startswith("Ray killed its process because the host's memory ran low")
+    assert reason.endswith(": 22.74GB used / 23.54GB limit")
+    assert "Ray killed its process" in reason_of(OutOfMemoryError("said otherwise"))
