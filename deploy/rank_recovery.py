@@ -210,6 +210,10 @@ class RankRecovery:
         joining = [rank for rank in range(self._num_ranks) if rank not in self._new]
         self._engine.regroup(Regroup(self._generation, address, port, joining))
         attempt.is_told = True
+        _LOG.info(
+            "ranks meet generation=%d at=%s:%d new_ranks=%r",
+            *(self._generation, address, port, sorted(self._new)),
+        )
         attempt.loads = {
             rank: self._processes.load(rank, address, port, self._engine.weights.model_dir)
             for rank in sorted(self._new)

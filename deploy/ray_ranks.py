@@ -71,9 +71,10 @@ class RayRanks:
         for rank, known in self.calls.items():
             if known == call:
                 del self.calls[rank]
-                loaded = self.loaded[rank]
-                reason = f"{end_of(call).reason} (pid {loaded.pid} on {loaded.place.host})"
-                return rank, reason
+                loaded, end = self.loaded[rank], end_of(call)
+                if end.kind != "died":  # it lives on, in the place and with the memory of the next
+                    self.kill(rank)
+                return rank, f"{end.reason} (pid {loaded.pid} on {loaded.place.host})"
         return None
 
 
