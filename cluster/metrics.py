@@ -61,7 +61,8 @@ class Metrics:
         )
         self.recovered_tokens = self._counter(
             "recovered_tokens_total",
-            "Known tokens of requests on lost ranks: with routes (replayed, or in KV elsewhere), or to be computed",
+            "Known tokens of requests of lost ranks or engines: with routes (replayed, or in KV elsewhere), or to be "
+            "computed",
             ("source",),
         )
         for source in ("computed", "replayed"):

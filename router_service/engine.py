@@ -276,6 +276,7 @@ class Engine:
     def _announce(self, request: Request) -> None:
         assert request.home_rank is not None
         request.answer.has_begun = True
+        self._observer.admitted(request)
         self._workers.start_sequence(request.home_rank, sequence_start(request))
 
     def _build(self, schedule: Schedule) -> StepDescriptor:

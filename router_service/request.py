@@ -125,6 +125,8 @@ class Request:
         self.num_pending_frames = 0
 
         self.was_admitted = False
+        self.is_resumed = told is not None
+        """An engine that is lost had begun it; until that is in the metrics."""
         self.prompt_sources = submit.prompt_sources
         """Known from the first admission on, here or by an engine that is lost."""
         self.counted = submit.prompt_sources is not None

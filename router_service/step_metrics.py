@@ -91,6 +91,14 @@ class StepMetrics:
     def preempted(self, request: Request) -> None:
         self._metrics.preemptions.inc()
 
+    def admitted(self, request: Request) -> None:
+        if not request.is_resumed:
+            return
+        request.is_resumed = False
+        num_routed = min(request.num_recorded_tokens, request.num_tokens)
+        self._metrics.recovered_tokens.labels("replayed").inc(num_routed)
+        self._metrics.recovered_tokens.labels("computed").inc(request.num_tokens - num_routed)
+
     def conflicted(self, request: Request, num_blocks: int) -> None:
         self._metrics.route_conflicts.inc(num_blocks)
 

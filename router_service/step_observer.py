@@ -47,6 +47,10 @@ class StepObserver(Protocol):
 
     def preempted(self, request: Request) -> None: ...
 
+    def admitted(self, request: Request) -> None:
+        """It has blocks at its rank. Told each time."""
+        ...
+
     def conflicted(self, request: Request, num_blocks: int) -> None:
         """So many blocks stay private because other experts are recorded for their tokens."""
         ...

@@ -97,6 +97,8 @@ class RecordingObserver:
 
     def preempted(self, request: Request) -> None: ...
 
+    def admitted(self, request: Request) -> None: ...
+
     def planned_fragment(self, *, hit: bool) -> None:
         self.num_compiled_fragments += not hit
 

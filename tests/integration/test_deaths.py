@@ -38,7 +38,7 @@ def test_a_killed_worker_ends_every_request_with_one_error_that_names_its_rank()
 
 
 def test_a_killed_engine_ends_the_streams_and_the_server() -> None:
-    with Served("--ep-size", "1") as served:
+    with Served("--ep-size", "1", "--recovery-limit", "0") as served:
         served.wait_until_ready()
         requests = OpenRequests(served, num_streams=2)
         os.kill(served.pid_of("Engine"), signal.SIGKILL)

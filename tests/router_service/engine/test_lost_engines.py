@@ -229,3 +229,18 @@ def test_what_no_engine_can_have_told_is_refused(fields: dict[str, object], why:
     with pytest.raises(RequestError, match=why):
         harness.submit("r", PROMPT, MAX_TOKENS, **fields)
     assert not harness.engine.has_work
+
+
+def test_known_tokens_of_what_goes_on_are_counted_by_whether_they_have_routes() -> None:
+    harness = make_harness()
+    harness.submit("before", PROMPT, MAX_TOKENS)
+    harness.run()
+    harness.engine.evict("kv")
+    told = Generation(OUTPUT[:5], prompt_sources=PromptSources(0, 0))
+    go_on(harness, "r", PROMPT, MAX_TOKENS, told, return_routes=False)
+    harness.run()
+    num_routed = (len(PROMPT) + 5) // 4 * 4  # whole blocks
+    assert read_metrics(harness)("recovered_tokens_total") == {
+        "replayed": num_routed,
+        "computed": len(PROMPT) + 5 - num_routed,
+    }
