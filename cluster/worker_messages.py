@@ -154,6 +154,8 @@ class JoinGroup(msgspec.Struct, frozen=True, tag=True):
     timeout_seconds: float
     engine_life: int = 0
     """Which of the cell's engines asks, counted from 0. What the rank was told by one before, it forgets."""
+    model_fingerprint: str = ""
+    """Of the weights that the cell serves: a rank with others ends, so that another takes its place. Empty: any."""
 
 
 class WorkerStop(msgspec.Struct, frozen=True, tag=True):

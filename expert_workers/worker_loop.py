@@ -187,6 +187,9 @@ class _WorkerLoop:
         if message.engine_life != self._engine_life:
             self._worker.forget_engine()
             self._engine_life = message.engine_life
+        expected, mine = message.model_fingerprint, self._worker.identity.model_fingerprint
+        if expected not in ("", mine):
+            raise CellError(f"this rank serves weights {mine}, the cell {expected}")
         try:
             self._worker.rejoin(message.store_address, message.store_port, message.timeout_seconds)
         except CellError as error:

@@ -200,7 +200,7 @@ class EngineService:
             try:
                 self._serve_unbroken()
             except CellError as error:
-                self._recover(error)
+                self.recover(error)
 
     def _serve_unbroken(self) -> None:
         checked = True
@@ -221,9 +221,7 @@ class EngineService:
 
     # --- when the ranks cannot exchange any more
 
-    def _recover(self, error: CellError) -> None:
-        if self._weight_update.is_half_done:
-            raise error
+    def recover(self, error: CellError) -> None:
         self._post.ship(self._engine)
         with self._pause(f"recovering: {error}"):
             recovered = self._recovery.run(error)
@@ -405,7 +403,6 @@ class EngineService:
         outcome = "refused"
         if isinstance(answer, WeightsUpdated):
             outcome = "updated"
-            self._post.tell_launcher(WeightsServed(command.model_dir, answer.fingerprint))
         self._metrics.weight_updates.labels(outcome).inc()
         self._post.ship(self._engine)
         self._post.send(peer, answer)
@@ -413,6 +410,10 @@ class EngineService:
     def serve(self, timeout_seconds: float) -> None:
         """See `weight_update.UpdateSurroundings`."""
         self._wait_for_client_message(timeout_seconds)
+
+    def note_weights(self, served: WeightsServed) -> None:
+        """See `weight_update.UpdateSurroundings`."""
+        self._post.tell_launcher(served)
 
     def end_requests(self) -> None:
         """Those that the engine knows; all else keeps its place in the queue."""

@@ -203,7 +203,8 @@ class Recovery:
         if group is None or not orders.untold:
             return []
         where = group.generation, group.store_address, group.store_port
-        message = JoinGroup(*where, timeout_seconds, self._life.number)
+        weights = self._engine.weights.fingerprint
+        message = JoinGroup(*where, timeout_seconds, self._life.number, weights)
         return self._workers.tell_to_join(orders.untold, message)
 
     def _receive(self, deadline: float) -> ToEngineFromWorker | None:

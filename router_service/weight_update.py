@@ -7,7 +7,8 @@
   exchange  what has begun ends, what has not goes on under other namespaces, the store is emptied
   commit    every rank serves what it has read
 
-Up to `prepare` nothing is touched, so a failure there leaves all as it was. Later nothing fails but with a rank.
+Up to `prepare` nothing is touched, so a failure there leaves all as it was. Later nothing fails but with a rank, or the
+engine: who comes in its place has the other weights, and a rank that has not taken them is replaced.
 """
 
 import itertools
@@ -18,9 +19,9 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Literal, Protocol
 
-from cluster.errors import CheckpointError, DeadlineError
+from cluster.errors import CellError, CheckpointError, DeadlineError
 from cluster.log import logger
-from cluster.messages import UpdateWeights, WeightsRefused, WeightsUpdated
+from cluster.messages import UpdateWeights, WeightsRefused, WeightsServed, WeightsUpdated
 from cluster.namespace import weight_version
 from cluster.worker_messages import (
     CommitWeights,
@@ -71,6 +72,14 @@ class UpdateSurroundings(Protocol):
         """Those whose clients have left or seen a stop string since the last step."""
         ...
 
+    def note_weights(self, served: WeightsServed) -> None:
+        """Every new process of the cell has these from now on."""
+        ...
+
+    def recover(self, error: CellError) -> None:
+        """Ranks that are lost are replaced. Raises CellError when the cell has to end."""
+        ...
+
 
 class WeightUpdate:
     """One at a time; its caller sees to that."""
@@ -93,8 +102,6 @@ class WeightUpdate:
         self._timeout_seconds = timeout_seconds
         self._clock = clock
         self._update_ids = itertools.count(1)
-        self.is_half_done = False
-        """Some ranks may serve the other weights and some not: a cell that breaks now ends."""
 
     def run(self, command: UpdateWeights) -> WeightsUpdated | WeightsRefused:
         """Refused: all is as it was before. Raises CellError when the cell cannot go on, as a step does."""
@@ -164,9 +171,11 @@ class WeightUpdate:
         self._around.end_requests()
         self._engine.settle()
         exchange = self._engine.exchange_weights(fingerprint, restart=command.running == "restart")
-        self.is_half_done = True
-        self._ranks.commit_weights(CommitWeights(next(self._update_ids)), self._timeout_seconds)
-        self.is_half_done = False
+        self._around.note_weights(WeightsServed(command.model_dir, fingerprint))
+        try:
+            self._ranks.commit_weights(CommitWeights(next(self._update_ids)), self._timeout_seconds)
+        except CellError as error:
+            self._around.recover(error)
         updated = WeightsUpdated(
             query_id=command.query_id,
             weight_version=weight_version(fingerprint),

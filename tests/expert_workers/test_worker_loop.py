@@ -328,6 +328,42 @@ def test_a_group_that_does_not_come_together_is_told_and_the_rank_waits_for_the_
     assert "could not join the EP group" in messages[0].reason
 
 
+def test_a_rank_forgets_what_an_engine_of_another_life_had_told_it() -> None:
+    """Else a sequence of the next engine that has the same id would go on with what this one was told."""
+
+    def change_engines(cell: SocketCell) -> list[ToEngineFromWorker]:
+        cell.ready_workers()
+        cell.tell(0, SequenceStart(7, 0.0, 1.0, 0))
+        rendezvous = host_store(LOOPBACK, 0, WAIT_SECONDS)
+        cell.tell_all(JoinGroup(1, LOOPBACK, rendezvous.port, WAIT_SECONDS, engine_life=1))
+        cell.ready_workers()
+        assert prefill_decode_replay(Driver(cell, chunk_tokens=16), EP_SIZE).cold
+        cell.tell_all(make_step(50, [ChunkSpec(7, [5, 6], [0])], dispatch="negotiated"))
+        failures = [cell.receive() for _ in range(EP_SIZE)]
+        cell.tell(1, WorkerStop())
+        return failures
+
+    first, second, failures = run_cell(change_engines, serve_until_stopped)
+    assert (first, second) == ("StepRefusedError", "stopped")
+    (failed,) = [failure for failure in failures if isinstance(failure, WorkerFailed)]
+    assert "samples or scores seq 7, which rank 0 was never told of" in failed.reason
+
+
+def test_a_rank_with_other_weights_than_the_cell_ends_with_a_word() -> None:
+    def expect_others(cell: SocketCell) -> ToEngineFromWorker:
+        cell.ready_workers()
+        cell.tell(0, JoinGroup(1, LOOPBACK, 1, 0.5, model_fingerprint="others"))
+        message = cell.receive()
+        cell.tell(1, WorkerStop())
+        return message
+
+    first, second, failed = run_cell(expect_others, serve_until_stopped)
+    assert (first, second) == ("CellError", "stopped")
+    assert isinstance(failed, WorkerFailed)
+    assert failed.rank == 0
+    assert failed.reason.endswith(", the cell others")
+
+
 def test_a_frame_that_is_no_message_ends_the_worker_with_a_word() -> None:
     def send_noise(cell: SocketCell) -> WorkerFailed:
         cell.ready_workers()

@@ -5,6 +5,7 @@ from collections import deque
 from typing import Any, TypeVar
 
 import numpy as np
+from msgspec.structs import replace
 
 from cluster.channel import DealerSocket, PushSocket
 from cluster.config import CellSection, Config, SchedulerSection
@@ -62,13 +63,14 @@ HOST = "127.0.0.1"
 PATIENCE = 20.0
 BLOCK_SIZE = 4
 NUM_KV_BLOCKS = 64
+FINGERPRINT = "digests"
 _POLL = 0.02
 A = TypeVar("A")
 
 
 def make_identity(num_ranks: int) -> CellIdentity:
     return CellIdentity(
-        model_fingerprint="digests",
+        model_fingerprint=FINGERPRINT,
         dtype="float32",
         deterministic=True,
         ep_size=num_ranks,
@@ -110,10 +112,12 @@ class ContentRanks:
         self._num_ranks = num_ranks
         self._stop = threading.Event()
         self._hang_ups: deque[int] = deque()
-        self._come: tuple[int, int, str] | None = None
+        self._come: tuple[int, int, str, str] | None = None
         self.dies_in_step: int | None = None
         """This rank does, in every step."""
         self.num_deaths = 0
+        self.dies_at_commit: int | None = None
+        """This rank does, when it is told to serve other weights."""
         self.groups: list[JoinGroup] = []
         """That some rank was told to join."""
         self._prepared: str | None = None
@@ -133,9 +137,15 @@ class ContentRanks:
     def hang_up(self, rank: int) -> None:
         self._hang_ups.append(rank)
 
-    def come_back(self, rank: int, generation: int, incarnation: str = "second life") -> None:
-        """As another process, which has joined this group."""
-        self._come = rank, generation, incarnation
+    def come_back(
+        self,
+        rank: int,
+        generation: int,
+        incarnation: str = "second life",
+        fingerprint: str = FINGERPRINT,
+    ) -> None:
+        """As another process, which has joined this group with these weights."""
+        self._come = rank, generation, incarnation, fingerprint
 
     @property
     def have_come(self) -> bool:
@@ -178,16 +188,18 @@ class ContentRanks:
     def _replace(self, sockets: dict[int, DealerSocket]) -> None:
         if self._come is None or self._hang_ups:
             return
-        rank, generation, incarnation = self._come
+        rank, generation, incarnation, fingerprint = self._come
         self._come = None
         assert rank not in sockets
         sockets[rank] = DealerSocket(f"rank-{rank}", KEYS.worker)
         sockets[rank].connect(self._service.worker_endpoint)
-        sockets[rank].send(self._ready(rank, incarnation, generation))
+        sockets[rank].send(self._ready(rank, incarnation, generation, fingerprint))
 
-    def _ready(self, rank: int, incarnation: str, generation: int = 0) -> bytes:
+    def _ready(
+        self, rank: int, incarnation: str, generation: int = 0, fingerprint: str = FINGERPRINT
+    ) -> bytes:
         place = RankPlace("127.0.0.1", "cpu")
-        identity = make_identity(self._num_ranks)
+        identity = replace(make_identity(self._num_ranks), model_fingerprint=fingerprint)
         return encode(WorkerReady(rank, 0, identity, incarnation, place, generation))
 
     def _serve(
@@ -250,6 +262,9 @@ class ContentRanks:
                 return None if rank in self.silent_loaders else self._prepare(rank, message)
             case CommitWeights(update_id):
                 assert self._prepared is not None
+                if rank == self.dies_at_commit:
+                    self.hang_up(rank)
+                    return None
                 self.content.root = self._prepared.encode()
                 return WeightsCommitted(rank, update_id)
             case DiscardWeights():

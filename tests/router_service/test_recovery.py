@@ -3,12 +3,14 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 import numpy as np
 import pytest
 
 from cluster.channel import DealerSocket, PushSocket
 from cluster.messages import (
+    CellStatus,
     EvictCommand,
     EvictReport,
     GroupWanted,
@@ -16,10 +18,15 @@ from cluster.messages import (
     MetricsText,
     RankLost,
     Regroup,
+    StatusQuery,
     Stop,
     ToLauncher,
+    UpdateWeights,
     Watching,
+    WeightsServed,
+    WeightsUpdated,
 )
+from cluster.namespace import weight_version
 from cluster.wire import Decoder, encode
 from cluster.worker_messages import GroupBroken, RouteFrame
 from router_service.engine_life import EngineLife
@@ -27,10 +34,12 @@ from router_service.suspects import BREAKS_RANKS
 from tests.helpers.channel_keys import KEYS
 from tests.helpers.content_cell import PATIENCE, ContentCell
 from tests.helpers.content_workers import SHAPE, oracle
+from tests.helpers.other_weights import fingerprint_of
 from tests.helpers.served import eventually
 
 PROMPT = list(range(1, 30))
 LONG = 60
+T = TypeVar("T")
 SECOND_LIFE = EngineLife(1)
 
 
@@ -44,12 +53,18 @@ class Launcher:
         self._cell = cell
         self.generation = 0
         self._socket.send(encode(Watching()))
+        self._socket.send(encode(StatusQuery(1)))
+        self.told(CellStatus)  # it knows of the launcher now
 
     def wanted(self) -> GroupWanted:
+        return self.told(GroupWanted)
+
+    def told(self, kind: type[T]) -> T:
+        """The next thing that the engine says."""
         frame = self._socket.receive(PATIENCE)
-        assert frame is not None, "the engine asks for no group"
+        assert frame is not None, "the engine says nothing"
         message = self._decoder.decode(frame)
-        assert isinstance(message, GroupWanted)
+        assert isinstance(message, kind)
         return message
 
     def lost(self, rank: int) -> None:
@@ -288,6 +303,29 @@ def test_ranks_that_do_not_come_to_another_engine_are_named_to_the_launcher_and_
         error = cell.client.refusals["a"].reason
         assert "the engine was lost; not made good within 6 s (--recovery-limit)" in error
         assert "rank 1 did not join group 1" in error
+
+
+@pytest.mark.parametrize("dying", [0, 1])
+def test_a_rank_that_dies_while_others_take_other_weights_comes_back_with_these(
+    dying: int,
+) -> None:
+    with recovering_cell() as (cell, launcher):
+        cell.ranks.dies_at_commit = dying
+        cell.client.send(UpdateWeights(5, "/weights/second", "abort"))
+        served = launcher.told(WeightsServed)
+        assert (served.model_dir, served.fingerprint) == (
+            "/weights/second",
+            fingerprint_of("/weights/second"),
+        )
+        launcher.lost(dying)
+        launcher.wanted()
+        launcher.regroup(1 - dying)
+        cell.ranks.come_back(dying, 1, fingerprint=served.fingerprint)
+        assert cell.client.answer(WeightsUpdated).fingerprint == served.fingerprint
+        (group,) = cell.ranks.groups
+        assert group.model_fingerprint == served.fingerprint
+        status = cell.client.status()
+        assert (status.ready, status.weight_version) == (True, weight_version(served.fingerprint))
 
 
 def test_an_engine_that_fails_by_itself_tells_nobody_where_another_will_come() -> None:
