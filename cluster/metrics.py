@@ -159,6 +159,12 @@ class Metrics:
         self.plan_fragment_misses = self._counter(
             "plan_fragment_misses_total", "Plan fragments that had to be compiled"
         )
+        self.plan_fragments = self._gauge(
+            "plan_fragments", "Plan fragments that are made, or to be"
+        )
+        self.plan_fragment_bytes = self._gauge(
+            "plan_fragment_bytes", "Bytes of plan fragments that a rank holds, at most"
+        )
         self.expert_load_balancedness = self._gauge(
             "expert_load_balancedness", "Mean over maximum expert rows of the ranks, last step"
         )

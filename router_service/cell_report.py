@@ -47,6 +47,8 @@ def status_of(
 def refresh_gauges(metrics: Metrics, engine: Engine, stats: StoreStats) -> None:
     metrics.requests_waiting.set(engine.num_waiting)
     metrics.requests_running.set(engine.num_running)
+    metrics.plan_fragments.set(engine.plans.num_fragments)
+    metrics.plan_fragment_bytes.set(engine.plans.num_bytes)
     metrics.prefix_store_nodes.set(stats.num_nodes)
     metrics.set_state(stats.state)
     metrics.prefix_store_bytes.labels("kv").set(stats.kv_bytes)

@@ -18,6 +18,7 @@ from router_service.completion import NOT_FINITE, completion_of
 from router_service.engine_limits import EngineLimits
 from router_service.engine_parts import EngineParts
 from router_service.outbox import ClientDelta, Outbox
+from router_service.plans import Plans
 from router_service.publisher import Publisher
 from router_service.rank_loss import LostRanks, RankLoss
 from router_service.request import Request
@@ -210,6 +211,10 @@ class Engine:
     @property
     def weights(self) -> ServedWeights:
         return self._weights
+
+    @property
+    def plans(self) -> Plans:
+        return self._plans
 
     # --- the loop
 

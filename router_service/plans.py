@@ -27,6 +27,16 @@ class Unplanned:
 
 
 class Plans(Protocol):
+    @property
+    def num_fragments(self) -> int:
+        """That are made, or to be."""
+        ...
+
+    @property
+    def num_bytes(self) -> int:
+        """That any rank holds of them, at most."""
+        ...
+
     def want(self, request: Request) -> None:
         """The request has a home rank and tokens to replay there: have their fragments made."""
         ...
@@ -58,6 +68,8 @@ class Plans(Protocol):
 
 class NoPlans:
     """Everything replays negotiated."""
+
+    num_fragments = num_bytes = 0
 
     def want(self, request: Request) -> None:
         return

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from router_service.cell_report import refresh_gauges
 from tests.helpers.content_engine import assert_undisturbed, make_prompt, read_metrics
 from tests.helpers.engines import CLIENT
 from tests.helpers.planned_engine import (
@@ -40,6 +41,16 @@ def test_a_replay_travels_planned_and_answers_like_the_first_time() -> None:
     assert_undisturbed(cell.harness.generate("r", prompt, 4), prompt, 4)
     assert replay_ways(cell) == {"planned": 32, "negotiated": 0}
     assert fallbacks(cell) == {}
+
+
+def test_plans_that_ranks_hold_are_in_the_metrics() -> None:
+    cell, prompt = make_replay()
+    cell.harness.generate("r", prompt, 4)
+    refresh_gauges(cell.harness.metrics, cell.harness.engine, cell.harness.store.stats())
+    metrics = read_metrics(cell.harness)
+    misses = metrics("plan_fragment_misses_total")[""]
+    assert metrics("plan_fragments")[""] == misses > 0
+    assert metrics("plan_fragment_bytes")[""] == cell.harness.plans.num_bytes > 0
 
 
 @pytest.mark.parametrize("shared", [4, 12, 20, 28])
