@@ -5,7 +5,7 @@ PIP_ARGS ?=
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: serve test test-system oracle load clients chaos lint install
+.PHONY: serve test test-system oracle load clients chaos soak lint install
 
 install: $(STAMP)
 
@@ -50,3 +50,7 @@ clients: install
 # Processes of a cell killed and frozen among streams, at seeded moments; writes docs/chaos.md.
 chaos: install
 	$(BIN)/python -m tests.chaos --out docs/chaos.md $(CHAOS_ARGS)
+
+# Half an hour of everything on a small cell, and what grows meanwhile; writes docs/soak.md. TRACES=DIR: with a real trace.
+soak: install
+	$(BIN)/python -m tests.soak $(if $(TRACES),--traces=$(TRACES)) --out docs/soak.md $(SOAK_ARGS)
