@@ -11,7 +11,7 @@ from starlette.types import ASGIApp
 from cluster.errors import CellError, PointsmanError
 from cluster.messages import CellStatus, FeatureStates
 from router_service.answering import Answering
-from router_service.engine_client import EngineClient, SharedCall
+from router_service.engine_client import EngineClient
 from router_service.error_shapes import error_answer
 from router_service.generation import Generator
 from router_service.messages_api.api import MessagesApi
@@ -26,6 +26,7 @@ from router_service.openapi.document import openapi_document
 from router_service.request_admission import RequestAdmission, ServedModel, unknown_model
 from router_service.request_bodies import BodyLimits, RequestBodies
 from router_service.responses_api.api import ResponsesApi
+from router_service.shared_call import SharedCall
 from router_service.streaming import ClientLeft
 from router_service.tokenization_api import TokenizationApi
 

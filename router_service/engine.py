@@ -135,8 +135,8 @@ class Engine:
         request = self._requests.get((client, request_id))
         if request is None or request.finish_reason is not None:
             return
-        request.num_final_output_tokens = min(num_output_tokens, request.num_output_tokens)
-        self._retire(request, "stop")
+        if request.stop_at(num_output_tokens):
+            self._retire(request, "stop")
 
     def fail_all(self, reason: str) -> None:
         """Ends every request with an error; workers are told nothing, they may be what failed."""

@@ -1,28 +1,17 @@
-"""An HTTP server's side of the conversation with the engine: submits, output streams, queries. asyncio, one socket.
+"""An HTTP server's side of the conversation with the engine: answers and queries. asyncio, used from one event loop.
 
-The client owns the table of open requests. A request leaves the table when its last delta was taken, when it failed or
-when its consumer left; in the last case the engine is told to abort it.
+An engine that is lost ends no answer: each is held until the engine is there again, and asked for again from where it
+stood, as far as `to_engine.open_answers` lets it.
 """
 
 import asyncio
-import itertools
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+import secrets
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
-from typing import Any, Generic, TypeVar
 
-import zmq
-import zmq.asyncio
-
-from cluster.channel import QUEUE_BOUND, know_server
 from cluster.channel_keys import PeerKeys
-from cluster.errors import (
-    CellError,
-    ConflictError,
-    DeadlineError,
-    OverloadedError,
-    PointsmanError,
-    RequestError,
-)
+from cluster.errors import CellError, DeadlineError, OverloadedError, PointsmanError, RequestError
+from cluster.log import logger
 from cluster.messages import (
     Abort,
     CellStatus,
@@ -43,24 +32,27 @@ from cluster.messages import (
     ToEngine,
     ToHttpServer,
     UpdateWeights,
-    WeightsRefused,
     WeightsUpdated,
 )
 from cluster.types import EvictTarget, Running
-from cluster.wire import Decoder, encode
+from router_service.to_engine.link import EngineLink
+from router_service.to_engine.open_answer import OpenAnswer
+from router_service.to_engine.open_answers import OpenAnswers
+from router_service.to_engine.queries import A, Queries
+from router_service.to_engine.seeds import with_seeds
 
-MAX_UNREAD_DELTAS = 4096
-"""Of one request: they wait for a client that reads slowly, or not at all until its connection is given up."""
+OUTAGE_POLL_SECONDS = 0.2
+"""How often an engine that came back is asked whether it goes on, and what it refused is submitted again."""
+OUTAGE_STATUS_SECONDS = 1.0
+"""It answers within this."""
 
-_Outcome = OutputDelta | Refused | PointsmanError
-_Answer = MetricsText | CellStatus | EvictReport | FeaturesReport | WeightsUpdated | WeightsRefused
 _REFUSALS: dict[str, type[RequestError]] = {"overloaded": OverloadedError, "invalid": RequestError}
-A = TypeVar("A", MetricsText, CellStatus, EvictReport, FeaturesReport, WeightsUpdated)
-T = TypeVar("T")
+_LOST = "the engine is lost and is started again: try again in a moment"
+_LOG = logger("http")
 
 
 class EngineClient:
-    """Used from one event loop. `close` is the release of everything that the constructor and `start` acquire."""
+    """`close` is the release of everything that the constructor and `start` acquire."""
 
     def __init__(
         self,
@@ -71,56 +63,51 @@ class EngineClient:
         query_seconds: float = 10.0,
         silence_seconds: float = 120.0,
         weight_update_seconds: float = 1200.0,
+        outage_seconds: float = 300.0,
     ) -> None:
         """keys: None only where the engine is on this host and has none either.
         query_seconds: deadline of metrics, status, evict and features queries.
-        silence_seconds: with requests open, the engine counts as lost after this long without any frame from it,
+        silence_seconds: with requests open, the engine counts as silent after this long without any frame from it,
         status answers included.
-        weight_update_seconds: deadline of an update of the weights."""
+        weight_update_seconds: deadline of an update of the weights.
+        outage_seconds: see OpenAnswers."""
         self._endpoint = endpoint
         self._query_seconds = query_seconds
         self._silence_seconds = silence_seconds
         self._weight_update_seconds = weight_update_seconds
-        self._context = zmq.asyncio.Context()
-        self._socket: zmq.asyncio.Socket = self._context.socket(zmq.DEALER)
-        know_server(self._socket, keys, endpoint)
-        self._socket.setsockopt(zmq.IDENTITY, identity.encode())
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.SNDHWM, QUEUE_BOUND)
-        self._socket.setsockopt(zmq.RCVHWM, QUEUE_BOUND)
-        self._decoder: Decoder[ToHttpServer] = Decoder(ToHttpServer)
-        self._outputs: dict[str, asyncio.Queue[_Outcome]] = {}
-        self._queries: dict[int, asyncio.Future[_Answer]] = {}
-        self._query_ids = itertools.count(1)
+        self._link = EngineLink(endpoint, identity, keys, self)
+        self._answers = OpenAnswers(outage_seconds)
+        self._queries = Queries(self._link.send, endpoint)
         self._failure: PointsmanError | None = None
-        self._last_frame_time = 0.0
-        self._reader: asyncio.Task[None] | None = None
         self._watcher: asyncio.Task[None] | None = None
+        self._keeper: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Connects; needs the running event loop."""
-        self._socket.connect(self._endpoint)
-        self._reader = asyncio.create_task(self._read())
+        self._link.start()
+
+    @property
+    def num_open(self) -> int:
+        """Answers whose consumers have not left."""
+        return len(self._answers)
 
     def fail(self, error: PointsmanError) -> None:
-        """Ends every open request and query with `error` and refuses later ones."""
+        """Ends every open answer and query with `error` and refuses later ones."""
         self._failure = error
-        for queue in self._outputs.values():
-            _put_last(queue, error)
-        for answer in self._queries.values():
-            if not answer.done():
-                answer.set_exception(error)
+        self._answers.fail(error)
+        self._queries.fail(error)
 
     async def close(self) -> None:
         """Aborts that are still queued get a moment to leave."""
         self.fail(self._failure or CellError("the server is stopping"))
-        for task in (self._reader, self._watcher):
+        for task in (self._watcher, self._keeper):
             if task is not None:
                 task.cancel()
                 with suppress(asyncio.CancelledError):
                     await task
-        self._socket.close(linger=500)
-        self._context.term()
+        await self._link.close()
+
+    # --- answers
 
     async def generate(self, submits: Sequence[Submit]) -> AsyncGenerator[OutputDelta, None]:
         """Deltas of all these requests in the order they are made, until each has its completion. The engine takes
@@ -130,46 +117,46 @@ class EngineClient:
         Raises OverloadedError, RequestError, CellError (also when too many deltas were not taken), DeadlineError.
         """
         self._check_open()
-        outcomes: asyncio.Queue[_Outcome] = asyncio.Queue(MAX_UNREAD_DELTAS * len(submits))
-        open_ids = {submit.request_id for submit in submits}
-        self._outputs.update(dict.fromkeys(open_ids, outcomes))
+        seeded = with_seeds(submits, lambda: secrets.randbits(63))
+        answer = OpenAnswer(seeded)
+        self._answers.open(answer)
         self._watch_silence()
+        unread = {submit.request_id for submit in submits}
         try:
-            await self._send(SubmitAll(list(submits)))
-            while open_ids:
-                outcome = await outcomes.get()
+            await self._link.send(SubmitAll(seeded))
+            while unread:
+                outcome = await answer.outcomes.get()
                 if isinstance(outcome, PointsmanError):
                     raise outcome
                 if isinstance(outcome, Refused):
-                    open_ids.clear()
                     raise _refusal(outcome)
                 if outcome.completion is not None:
-                    open_ids.discard(outcome.request_id)
+                    unread.discard(outcome.request_id)
                 yield outcome
         finally:
-            for request_id in {submit.request_id for submit in submits}:
-                self._outputs.pop(request_id, None)
-            for request_id in open_ids:
+            for request_id in self._answers.close(answer):
                 with suppress(CellError):  # an engine that cannot be reached has nothing to abort
-                    await self._send(Abort(request_id))
+                    await self._link.send(Abort(request_id))
 
     async def finish(self, request_id: str, num_output_tokens: int) -> None:
         """A stop string was completed by this output token (1-based); the completion still comes."""
-        await self._send(Finish(request_id, num_output_tokens))
+        id_at_engine = self._answers.finish(request_id, num_output_tokens)
+        if id_at_engine is not None:
+            await self._link.send(Finish(id_at_engine, num_output_tokens))
+
+    # --- queries
 
     async def metrics(self) -> bytes:
         """Raises CellError, DeadlineError."""
-        return (await self._ask(MetricsQuery, MetricsText, self._query_seconds)).text
+        return (await self._ask(MetricsQuery, MetricsText)).text
 
     async def status(self, seconds: float | None = None) -> CellStatus:
         """Raises CellError, DeadlineError."""
-        return await self._ask(StatusQuery, CellStatus, seconds or self._query_seconds)
+        return await self._ask(StatusQuery, CellStatus, seconds)
 
     async def evict(self, part: EvictTarget) -> EvictReport:
         """Raises CellError, DeadlineError."""
-        return await self._ask(
-            lambda query_id: EvictCommand(query_id, part), EvictReport, self._query_seconds
-        )
+        return await self._ask(lambda query_id: EvictCommand(query_id, part), EvictReport)
 
     async def features(
         self,
@@ -184,142 +171,108 @@ class EngineClient:
                 query_id, route_replay, planned_dispatch, prefix_store
             ),
             FeaturesReport,
-            self._query_seconds,
         )
         return report.features
 
     async def update_weights(self, model_dir: str, running: Running) -> WeightsUpdated:
         """Returns when all ranks serve them. Raises RequestError for a directory that cannot be served, ConflictError
         while another update is under way, CellError and DeadlineError."""
-        answer = await self._ask(
+        return await self._ask(
             lambda query_id: UpdateWeights(query_id, model_dir, running),
             WeightsUpdated,
             self._weight_update_seconds,
         )
-        return answer
 
-    async def _ask(self, question: Callable[[int], ToEngine], kind: type[A], seconds: float) -> A:
+    async def _ask(
+        self, question: Callable[[int], ToEngine], kind: type[A], seconds: float | None = None
+    ) -> A:
         self._check_open()
-        query_id = next(self._query_ids)
-        answer: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
-        self._queries[query_id] = answer
-        try:
-            await self._send(question(query_id))
-            async with asyncio.timeout(seconds):
-                result = await answer
-        except TimeoutError as error:
-            raise DeadlineError(
-                f"the engine at {self._endpoint} did not answer within {seconds:g} s"
-            ) from error
-        finally:
-            del self._queries[query_id]
-        if isinstance(result, WeightsRefused):
-            raise _weights_refusal(result)
-        if not isinstance(result, kind):
-            raise CellError(f"the engine answered query {query_id} with {type(result).__name__}")
-        return result
-
-    async def _send(self, message: ToEngine) -> None:
-        """Completes at once: with DONTWAIT pyzmq never suspends, so this is safe while a task is being cancelled."""
-        try:
-            await self._socket.send(encode(message), zmq.DONTWAIT)
-        except zmq.ZMQError as error:
-            raise CellError(f"cannot send to the engine at {self._endpoint}: {error}") from error
+        return await self._queries.ask(question, kind, seconds or self._query_seconds)
 
     def _check_open(self) -> None:
         if self._failure is not None:
             raise self._failure
+        if self._link.is_lost:
+            raise CellError(_LOST)
 
-    async def _read(self) -> None:
-        try:
-            while True:
-                frame = await self._socket.recv()
-                self._last_frame_time = asyncio.get_running_loop().time()
-                self._take(self._decoder.decode(frame))
-                await asyncio.sleep(0)  # receiving what is there gives way to nobody
-        except (PointsmanError, zmq.ZMQError) as error:
-            self.fail(CellError(f"the engine at {self._endpoint} cannot be understood: {error}"))
+    # --- what the link says (`to_engine.link.LinkUser`)
 
-    def _take(self, message: ToHttpServer) -> None:
+    def take(self, message: ToHttpServer) -> None:
         match message:
             case OutputBatch(deltas):
                 for delta in deltas:
-                    self._put(delta.request_id, delta)
-            case Refused(request_id):
-                self._put(request_id, message)
+                    self._answers.take(delta, _now())
+            case Refused():
+                self._answers.take(message, _now())
+                self._keep_held()
             case _:
-                answer = self._queries.get(message.query_id)
-                if answer is not None and not answer.done():
-                    answer.set_result(message)
+                self._queries.take(message)
 
-    def _put(self, request_id: str, outcome: _Outcome) -> None:
-        """A request that is not in the table was left by its consumer."""
-        queue = self._outputs.get(request_id)
-        if queue is None:
-            return
-        if not queue.full():
-            queue.put_nowait(outcome)
-            return
-        self._outputs = {key: other for key, other in self._outputs.items() if other is not queue}
-        num_unread = queue.qsize()
-        while not queue.empty():
-            queue.get_nowait()
-        queue.put_nowait(CellError(f"the client reads too slowly: {num_unread} deltas wait for it"))
+    def lost(self) -> None:
+        self._queries.fail(CellError("the engine was lost before it answered"))
+        self._answers.lose(_now())
+        _LOG.warning("engine lost held=%d", self._answers.num_held)
+        self._keep_held()
 
-    # A silent engine: with requests open, status queries keep the line alive and a deadline ends the wait.
+    async def back(self) -> None:
+        """As another process it knows nothing of what was; as the same one it is told to drop that."""
+        _LOG.warning("engine back held=%d", self._answers.num_held)
+        with suppress(CellError):  # what cannot be sent waits for its deadline
+            for request_id in self._answers.take_stale_ids():
+                await self._link.send(Abort(request_id))
+            await self._submit_waiting()
+
+    # --- while answers are held
+
+    def _keep_held(self) -> None:
+        if self._answers.num_held and (self._keeper is None or self._keeper.done()):
+            self._keeper = asyncio.create_task(self._keep())
+
+    async def _submit_waiting(self) -> None:
+        for answer in self._answers.waiting():
+            await self._link.send(SubmitAll(self._answers.rest_of(answer)))
+
+    async def _keep(self) -> None:
+        while self._answers.num_held:
+            await asyncio.sleep(OUTAGE_POLL_SECONDS)
+            self._answers.expire(_now())
+            if self._link.is_lost:
+                continue
+            with suppress(CellError):
+                await self._submit_waiting()
+                if (await self.status(OUTAGE_STATUS_SECONDS)).ready:
+                    self._answers.serve()
+
+    # --- a silent engine: with requests open, status queries keep the line alive and a deadline ends the wait
 
     def _watch_silence(self) -> None:
         if self._watcher is None or self._watcher.done():
-            self._last_frame_time = asyncio.get_running_loop().time()
+            self._link.note_sign_of_life()
             self._watcher = asyncio.create_task(self._watch())
 
     async def _watch(self) -> None:
-        while self._outputs and self._failure is None:
+        while len(self._answers) and self._failure is None:
             await asyncio.sleep(self._silence_seconds / 4)
-            silence = asyncio.get_running_loop().time() - self._last_frame_time
+            silence = _now() - self._link.last_frame_seconds
+            if self._link.is_lost:
+                continue
             if silence >= self._silence_seconds:
-                self._lose(silence)
+                self._give_up(silence)
             elif silence >= self._silence_seconds / 4:
                 with suppress(CellError):
-                    await self._send(StatusQuery(0))
+                    await self._link.send(StatusQuery(0))
 
-    def _lose(self, silence: float) -> None:
-        """Ends the open requests only: the engine may come back."""
-        error = DeadlineError(f"no word from the engine at {self._endpoint} for {silence:.0f} s")
-        for queue in self._outputs.values():
-            _put_last(queue, error)
+    def _give_up(self, silence: float) -> None:
+        """On the open answers only: the engine may come back."""
+        self._answers.fail(
+            DeadlineError(f"no word from the engine at {self._endpoint} for {silence:.0f} s")
+        )
 
 
-def _put_last(queue: "asyncio.Queue[_Outcome]", error: PointsmanError) -> None:
-    """In place of a delta where there is no room: whoever reads that far gets the error."""
-    if queue.full():
-        queue.get_nowait()
-    queue.put_nowait(error)
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _refusal(refused: Refused) -> PointsmanError:
     kind = _REFUSALS.get(refused.kind)
     return CellError(refused.reason) if kind is None else kind(refused.reason, field=refused.field)
-
-
-def _weights_refusal(refused: WeightsRefused) -> PointsmanError:
-    match refused.kind:
-        case "invalid":
-            return RequestError(refused.reason, field="model_dir")
-        case "conflict":
-            return ConflictError(refused.reason)
-        case "unavailable":
-            return CellError(refused.reason)
-
-
-class SharedCall(Generic[T]):
-    """Callers that arrive while a call is in flight wait for that one: a storm of probes is one query."""
-
-    def __init__(self, call: Callable[[], Coroutine[Any, Any, T]]) -> None:
-        self._call = call
-        self._in_flight: asyncio.Task[T] | None = None
-
-    async def __call__(self) -> T:
-        if self._in_flight is None or self._in_flight.done():
-            self._in_flight = asyncio.create_task(self._call())
-        return await asyncio.shield(self._in_flight)

@@ -71,6 +71,8 @@ class HttpServerOptions:
     parser_names: ParserNames = BY_TEMPLATE
     silence_seconds: float = 120.0
     """With requests open, the engine counts as lost after this long without a word."""
+    outage_seconds: float = 300.0
+    """So long an answer whose engine is lost waits until one goes on with it; 0: it ends with its engine."""
     weight_update_seconds: float = 1200.0
     """Longer than the engine waits for its ranks."""
     max_bodies_bytes: int = 2**28
@@ -203,6 +205,7 @@ class HttpServer:
             keys=options.engine_keys,
             silence_seconds=options.silence_seconds,
             weight_update_seconds=options.weight_update_seconds,
+            outage_seconds=options.outage_seconds,
         )
         admission = RequestAdmission(self._model)
         try:

@@ -221,6 +221,15 @@ class Request:
             keys.append(key)
         return keys
 
+    def stop_at(self, num_output_tokens: int) -> bool:
+        """Nothing is generated any more. True if it ends at once; else something of what its client asked for was lost
+        with a rank or an engine, is computed again, and ends it when it is there."""
+        self.num_final_output_tokens = min(num_output_tokens, self.num_output_tokens)
+        if not self.num_output_tokens:
+            return True
+        self.end_reason = "stop"
+        return not self.num_uncomputed_tokens
+
     def end_later(self) -> bool:
         """Its rank is lost with something of what its client asked for. True if there is such a thing: then it is
         computed again, and ends for its old reason when it is there."""

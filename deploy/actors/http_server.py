@@ -66,6 +66,7 @@ class HttpServer:
                 api_keys=http_keys.api,
                 admin_keys=http_keys.admin,
                 shares_ports=config.http.servers > 1,
+                outage_seconds=config.cell.recovery_limit_seconds,
                 weight_update_seconds=UPDATE_WAITS * config.cell.start_timeout_seconds,
                 parser_names=ParserNames(
                     config.http.tool_call_parser, config.http.reasoning_parser

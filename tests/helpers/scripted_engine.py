@@ -12,6 +12,7 @@ from typing import Self
 
 import msgspec
 import numpy as np
+import zmq
 
 from cluster.channel import RouterSocket
 from cluster.errors import CellError
@@ -126,12 +127,18 @@ class ScriptedEngine:
     aborts: list[str] = field(default_factory=list)
     finishes: list[Finish] = field(default_factory=list)
     num_status_queries: int = 0
+    stalls_after: int | None = None
+    """Output tokens of a request that are told; no more until this changes."""
+    at: str | None = None
+    """The endpoint of one that is gone; None: any."""
     weight_version: str = "0123456789abcdef"
     features: FeatureStates = field(default_factory=lambda: FeatureStates(True, True, True))
 
     def __enter__(self) -> Self:
         self._socket = RouterSocket()
-        self.endpoint = self._socket.bind("127.0.0.1")
+        self.endpoint = self.at or self._socket.bind("127.0.0.1")
+        if self.at is not None:
+            wait_until(self._takes_over)
         self._decoder: Decoder[ToEngine] = Decoder(ToEngine)
         self._active: dict[str, _Active] = {}
         self._stopping = False
@@ -143,6 +150,19 @@ class ScriptedEngine:
         self._stopping = True
         self._thread.join(timeout=10)
         self._socket.close()
+
+    def _takes_over(self) -> bool:
+        """The one before it lets go of its port in a thread of ZeroMQ's."""
+        try:
+            self._socket.socket.bind(self.endpoint)
+        except zmq.ZMQError:
+            return False
+        return True
+
+    @property
+    def num_told(self) -> list[int]:
+        """Output tokens of those that are active."""
+        return [active.num_sent for active in list(self._active.values())]
 
     @property
     def num_active(self) -> int:
@@ -191,7 +211,9 @@ class ScriptedEngine:
             )
             return
         for submit in submits:
-            self._active[submit.request_id] = _Active(peer, submit)
+            told = submit.output_token_ids
+            num_told = 0 if told is None else len(told)
+            self._active[submit.request_id] = _Active(peer, submit, num_told)
 
     def _step(self) -> None:
         for active in list(self._active.values()):
@@ -205,8 +227,10 @@ class ScriptedEngine:
         active.num_steps += 1
         if submit.score_prompt and active.num_steps <= self.prompt_score_delay:
             return
-        if sampling.max_tokens == 0:
-            self._end(active, [], "length", 0)
+        if active.num_sent >= sampling.max_tokens:
+            self._end(active, [], "length", active.num_sent)
+            return
+        if self.stalls_after is not None and active.num_sent >= self.stalls_after:
             return
         script = self.choice_answers.get(submit.choice) or self.answers.get(
             tuple(submit.prompt_token_ids.tolist()), self.token_ids

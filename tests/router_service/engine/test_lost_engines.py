@@ -76,6 +76,23 @@ def test_a_stop_string_is_cut_off_where_it_is_counted_from_the_first_token() -> 
     assert (told.completion.finish_reason, told.completion.num_output_tokens) == ("stop", 6)
 
 
+@pytest.mark.parametrize("num_steps", [0, 2])
+def test_one_that_is_stopped_before_its_routes_are_there_again_waits_for_them(
+    num_steps: int,
+) -> None:
+    harness = make_harness(budget=4)
+    told = Generation(OUTPUT[:6], num_prompt_tokens=len(PROMPT))
+    go_on(harness, "r", PROMPT, MAX_TOKENS, told)
+    for _ in range(num_steps):
+        harness.step()
+    harness.engine.finish(CLIENT, "r", 5)
+    harness.run()
+    assert told.completion is not None
+    assert (told.completion.finish_reason, told.completion.num_output_tokens) == ("stop", 5)
+    assert told.token_ids == OUTPUT[:6]
+    np.testing.assert_array_equal(told.routes.topk_ids, oracle(PROMPT, 5)[1])
+
+
 def test_where_the_prompt_came_from_stays_what_the_first_engine_said() -> None:
     first = make_harness()
     first.generate("before", PROMPT, 1)
