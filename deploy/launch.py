@@ -33,6 +33,10 @@ from router_service.tracing import trace_environment
 PROCESS_CPUS = 0.5
 """What Ray counts for the engine and for each HTTP server."""
 
+WORKER_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+"""Of ranks. torch's warnings of a connection that broke, a hundred lines of frames each, are told as errors in our own
+words."""
+
 
 class Progress(Protocol):
     """What a start tells whoever watches it."""
@@ -139,7 +143,7 @@ def actor_in(cls: type, strategy: PlacementGroupSchedulingStrategy, **options: A
 
 
 def _start_worker(plan: CellPlan, reservation: Reservation, rank: int, keys: CellKeys) -> Any:
-    options: dict[str, Any] = {"num_cpus": 1, "runtime_env": {"env_vars": {"OMP_NUM_THREADS": "1"}}}
+    options: dict[str, Any] = {"num_cpus": 1, "runtime_env": {"env_vars": WORKER_ENVIRONMENT}}
     if plan.uses_gpus:
         options["num_gpus"] = 1
     return actor_in(ExpertWorker, reservation.for_rank(rank), **options).remote(

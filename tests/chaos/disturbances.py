@@ -1,60 +1,180 @@
-"""What is done to a cell, and when: drawn from a seed. Pure but for the signals."""
+"""What is done to a cell, and when: drawn from a seed."""
 
 import os
 import random
-import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum, auto
+from signal import SIGCONT, SIGKILL, SIGSTOP, Signals
 
-from tests.helpers.served import Served
+from cluster.channel import FREE_PORTS
+from tests.chaos.proc import listening_of, taking, waits_in_exchange
+from tests.chaos.scene import RANKS_MEET, Scene, wait_until
 
-KILL, FREEZE = signal.SIGKILL, signal.SIGSTOP
+ATTEMPTS = 40
+"""To stop a rank in the middle of a step. It takes one or two."""
+SLOW_SECONDS = 4.0
+
+
+class Moment(Enum):
+    """In the life of streams that were asked for together."""
+
+    PROMPTS = auto()
+    """While their prompts are computed."""
+    ANSWERS = auto()
+    """When most are in the middle of their answers."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """delays: after the streams were asked for, in seconds, from and to. do: with so many ranks."""
+    """do: returns when all of it is done. num_groups: that the ranks meet in because of it, at least."""
 
     name: str
-    delays: tuple[float, float]
-    do: Callable[[Served, random.Random, int], None]
+    do: Callable[[Scene], None]
+    num_groups: int = 1
+    moment: Moment = Moment.ANSWERS
     loses_streams: bool = False
     """Those of the killed process may end with a broken connection."""
 
 
-def _signal_ranks(number: int, count: int) -> Callable[[Served, random.Random, int], None]:
-    def do(served: Served, draw: random.Random, ep_size: int) -> None:
-        for rank in draw.sample(range(ep_size), count):
-            os.kill(served.pid_of_rank(rank), number)
+def _kill_ranks(count: int) -> Callable[[Scene], None]:
+    def do(scene: Scene) -> None:
+        for rank in scene.drawn_ranks(count):
+            scene.kill(rank)
 
     return do
 
 
-def _kill_twice(served: Served, draw: random.Random, ep_size: int) -> None:
-    """The second one while the ranks come back together."""
-    first, second = draw.sample(range(ep_size), 2)
-    os.kill(served.pid_of_rank(first), KILL)
-    time.sleep(draw.uniform(0.1, 4.0))
-    os.kill(served.pid_of_rank(second), KILL)
+def _kill_in_exchange(scene: Scene) -> None:
+    """A peer that is stopped keeps it there; the peer finds it dead when it goes on."""
+    held, victim = scene.drawn_ranks(2)
+    for _ in range(ATTEMPTS):
+        scene.signal(held, SIGSTOP)
+        is_there = waits_in_exchange(scene.served.pid_of_rank(victim))
+        if is_there:
+            scene.kill(victim)
+        scene.signal(held, SIGCONT)
+        if is_there:
+            return
+        time.sleep(scene.draw.uniform(0.0, 0.02))
 
 
-def _kill_http_server(served: Served, draw: random.Random, _ep_size: int) -> None:
-    os.kill(draw.choice(sorted(served.pids_of("HttpServer"))), KILL)
+def _freeze(scene: Scene) -> None:
+    (rank,) = scene.drawn_ranks(1)
+    scene.signal(rank, SIGSTOP)
+
+
+def _slow_down(scene: Scene) -> None:
+    """Stopped more often than not, for some seconds."""
+    (rank,) = scene.drawn_ranks(1)
+    end = time.monotonic() + SLOW_SECONDS
+    while time.monotonic() < end:
+        scene.signal(rank, SIGSTOP)
+        time.sleep(scene.draw.uniform(0.1, 0.6))
+        scene.signal(rank, SIGCONT)
+        time.sleep(scene.draw.uniform(0.05, 0.3))
+
+
+def _kill_another_later(scene: Scene) -> None:
+    """At whatever the others are then."""
+    first, second = scene.drawn_ranks(2)
+    scene.kill(first)
+    time.sleep(scene.draw.uniform(0.1, 4.0))
+    scene.kill(second)
+
+
+def _kill_survivor_that_meets(scene: Scene) -> None:
+    first, second = scene.drawn_ranks(2)
+    scene.kill(first)
+    scene.await_line(RANKS_MEET)
+    scene.kill(second)
+
+
+def _kill_replacement(scene: Scene) -> None:
+    (rank,) = scene.drawn_ranks(1)
+    if (pid := scene.kill_until_loading(rank)) is not None:
+        os.kill(pid, SIGKILL)
+
+
+def _exhaust_memory(scene: Scene) -> None:
+    (rank,) = scene.drawn_ranks(1)
+    scene.refuse_memory(scene.served.pid_of_rank(rank))
+
+
+def _exhaust_memory_of_replacement(scene: Scene) -> None:
+    (rank,) = scene.drawn_ranks(1)
+    if (pid := scene.kill_until_loading(rank)) is not None:
+        scene.refuse_memory(pid)
+
+
+def _kill_http_server(scene: Scene) -> None:
+    os.kill(scene.draw.choice(sorted(scene.served.pids_of("HttpServer"))), SIGKILL)
+
+
+def _kill_http_server_meanwhile(scene: Scene) -> None:
+    (rank,) = scene.drawn_ranks(1)
+    scene.kill(rank)
+    scene.await_line(RANKS_MEET)
+    _kill_http_server(scene)
+
+
+def _signal_engine(number: Signals) -> Callable[[Scene], None]:
+    return lambda scene: os.kill(scene.served.pid_of("Engine"), number)
+
+
+def _kill_engine_meanwhile(scene: Scene) -> None:
+    (rank,) = scene.drawn_ranks(1)
+    scene.kill(rank)
+    scene.await_line(RANKS_MEET)
+    os.kill(scene.served.pid_of("Engine"), SIGKILL)
+
+
+def _take_port_of_engine(scene: Scene) -> None:
+    """Until it has been tried in vain."""
+    pid = scene.served.pid_of("Engine")
+    address = scene.draw.choice(listening_of(pid, FREE_PORTS))
+    os.kill(pid, SIGKILL)
+    with taking(address):
+        scene.await_line("engine does not start")
 
 
 KINDS = (
-    Kind("a rank, while prompts are computed", (0.0, 1.0), _signal_ranks(KILL, 1)),
-    Kind("a rank, while answers are generated", (2.0, 6.0), _signal_ranks(KILL, 1)),
-    Kind("two ranks at once", (0.5, 6.0), _signal_ranks(KILL, 2)),
-    Kind("a rank, and another while ranks come back", (0.5, 6.0), _kill_twice),
-    Kind("a rank hangs", (0.5, 6.0), _signal_ranks(FREEZE, 1)),
-    Kind("an HTTP server of two", (0.5, 6.0), _kill_http_server, loses_streams=True),
+    Kind("a rank, while prompts are computed", _kill_ranks(1), moment=Moment.PROMPTS),
+    Kind("a rank, while answers are generated", _kill_ranks(1)),
+    Kind("a rank, inside an exchange", _kill_in_exchange),
+    Kind("two ranks at once", _kill_ranks(2)),
+    Kind("a rank, and another within 4 s", _kill_another_later),
+    Kind("a rank, and a survivor while the group is rebuilt", _kill_survivor_that_meets, 2),
+    Kind("a rank, and its replacement while that loads", _kill_replacement, 2),
+    Kind("a rank hangs (SIGSTOP)", _freeze),
+    Kind("a rank is slow: stopped most of 4 s, in beats", _slow_down, 0),
+    Kind("a rank gets no more memory", _exhaust_memory),
+    Kind("a rank, and its replacement gets no memory", _exhaust_memory_of_replacement, 2),
+    Kind("an HTTP server", _kill_http_server, 0, loses_streams=True),
+    Kind("a rank, and an HTTP server meanwhile", _kill_http_server_meanwhile, loses_streams=True),
+)
+ENGINE_KINDS = (
+    Kind("the engine", _signal_engine(SIGKILL)),
+    Kind("the engine hangs (SIGSTOP)", _signal_engine(SIGSTOP)),
+    Kind("the engine, and one of its ports is taken", _take_port_of_engine),
+    Kind("a rank, and the engine meanwhile", _kill_engine_meanwhile),
 )
 
 
-def drawn_kinds(seed: int, number: int) -> list[Kind]:
+def drawn_kinds(seed: int, number: int, kinds: tuple[Kind, ...] = KINDS) -> list[Kind]:
     """Every kind as often as the others, or once more, in a drawn order."""
-    kinds = [KINDS[n % len(KINDS)] for n in range(number)]
-    random.Random(seed).shuffle(kinds)
-    return kinds
+    drawn = [kinds[n % len(kinds)] for n in range(number)]
+    random.Random(seed).shuffle(drawn)
+    return drawn
+
+
+def await_moment(scene: Scene, moment: Moment, prompt_seconds: float) -> None:
+    """prompt_seconds: until all prompts were computed in the undisturbed run."""
+    draw, streams = scene.draw, scene.streams
+    match moment:
+        case Moment.PROMPTS:
+            time.sleep(draw.uniform(0.0, 0.8) * prompt_seconds)
+        case Moment.ANSWERS:
+            share = draw.uniform(0.02, 0.65)
+            wait_until(lambda: streams.share_of_tokens >= share, f"{share:.0%} of all tokens")

@@ -1,6 +1,7 @@
 """Greedy streams that are asked for together, and what came of them."""
 
 import json
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -11,7 +12,8 @@ from tests.integration.api import completion_body, random_prompt
 
 SHARED_TOKENS = 96
 OWN_TOKENS = 48
-TIMEOUT_SECONDS = 300.0
+TIMEOUT_SECONDS = 120.0
+"""Between two tokens."""
 
 
 @dataclass
@@ -19,6 +21,10 @@ class Stream:
     token_ids: list[int] = field(default_factory=list)
     error: str | None = None
     is_whole: bool = False
+    is_open: bool = True
+    """Neither its end nor an error has come."""
+    token_times: list[float] = field(default_factory=list)
+    """Of each event with tokens, on the monotonic clock."""
 
 
 def prompt_of(number: int) -> list[int]:
@@ -27,23 +33,39 @@ def prompt_of(number: int) -> list[int]:
 
 
 class Streams:
-    """Owner of the threads."""
+    """Owner of the threads. What has come can be looked at while they run."""
 
     def __init__(self, served: Served, number: int, max_tokens: int) -> None:
         self._url = f"{served.base_url}/v1/completions"
         self._max_tokens = max_tokens
+        self._streams = [Stream() for _ in range(number)]
         self._pool = ThreadPoolExecutor(number)
-        self._futures: list[Future[Stream]] = [
-            self._pool.submit(self._run, n) for n in range(number)
+        self._futures: list[Future[None]] = [
+            self._pool.submit(self._run, n, stream) for n, stream in enumerate(self._streams)
         ]
 
-    def ends(self) -> list[Stream]:
-        ends = [future.result(TIMEOUT_SECONDS + 30.0) for future in self._futures]
-        self._pool.shutdown()
-        return ends
+    @property
+    def num_open(self) -> int:
+        return sum(stream.is_open for stream in self._streams)
 
-    def _run(self, number: int) -> Stream:
-        stream = Stream()
+    @property
+    def num_begun(self) -> int:
+        """Whose first token has come."""
+        return sum(bool(stream.token_ids) for stream in self._streams)
+
+    @property
+    def share_of_tokens(self) -> float:
+        """That have come, of all that were asked for."""
+        told = sum(len(stream.token_ids) for stream in self._streams)
+        return told / (len(self._streams) * self._max_tokens)
+
+    def ends(self) -> list[Stream]:
+        for future in self._futures:
+            future.result(TIMEOUT_SECONDS + 30.0)
+        self._pool.shutdown()
+        return self._streams
+
+    def _run(self, number: int, stream: Stream) -> None:
         body = completion_body(
             prompt_of(number), self._max_tokens, stream=True, return_token_ids=True
         )
@@ -53,7 +75,8 @@ class Streams:
                     self._take(stream, line.removeprefix("data: "))
         except httpx.TransportError as error:
             stream.error = f"{type(error).__name__}: {error}"
-        return stream
+        finally:
+            stream.is_open = False
 
     def _take(self, stream: Stream, event: str) -> None:
         if event == "[DONE]":
@@ -63,4 +86,12 @@ class Streams:
             if "error" in told:
                 stream.error = told["error"]["message"]
             for choice in told.get("choices", ()):
-                stream.token_ids += choice.get("token_ids") or []
+                if token_ids := choice.get("token_ids"):
+                    stream.token_ids += token_ids
+                    stream.token_times.append(time.monotonic())
+
+
+def longest_pause(streams: list[Stream], since: float) -> float:
+    """Seconds in which no stream at all got a token, from `since` to the last token."""
+    times = sorted(t for stream in streams for t in stream.token_times if t > since)
+    return max((b - a for a, b in zip([since, *times], times, strict=False)), default=0.0)

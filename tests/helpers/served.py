@@ -34,7 +34,9 @@ _RANK = re.compile(r"rank ready rank=(\d+) pid=(\d+)", re.ASCII)
 T = TypeVar("T")
 
 
-def eventually(probe: Callable[[], T | None], seconds: float, what: str) -> T:
+def eventually(
+    probe: Callable[[], T | None], seconds: float, what: str, *, pause_seconds: float = 0.05
+) -> T:
     """The first result that is neither None nor False. Raises AssertionError after `seconds`."""
     deadline = time.monotonic() + seconds
     while True:
@@ -43,7 +45,7 @@ def eventually(probe: Callable[[], T | None], seconds: float, what: str) -> T:
             return result
         if time.monotonic() > deadline:
             raise AssertionError(f"{what}: not within {seconds:.0f} s")
-        time.sleep(0.05)
+        time.sleep(pause_seconds)
 
 
 class Served:
@@ -102,6 +104,16 @@ class Served:
     @property
     def stderr(self) -> str:
         return self._err.read_text()
+
+    def stderr_from(self, offset: int) -> str:
+        """What has come after so many bytes."""
+        with self._err.open("rb") as file:
+            file.seek(offset)
+            return file.read().decode(errors="replace")
+
+    @property
+    def stderr_bytes(self) -> int:
+        return self._err.stat().st_size
 
     @property
     def failure_lines(self) -> list[str]:
