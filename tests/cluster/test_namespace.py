@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -158,3 +159,13 @@ def test_tensor_entries_without_offsets_are_refused(tmp_path: Path) -> None:
 def test_a_weight_version_is_the_start_of_the_fingerprint() -> None:
     fingerprint = "0123456789abcdef" * 4
     assert weight_version(fingerprint) == "0123456789abcdef"
+
+
+def test_a_fingerprint_of_all_bytes_never_holds_many_of_them(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "model")
+    save_file({"large": np.zeros(2**22, np.float32)}, folder / "more.safetensors")
+    tracemalloc.start()
+    model_fingerprint(folder, "float32")
+    _, most_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most_bytes < 2**20
