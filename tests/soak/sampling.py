@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 
 from tests.helpers.served import Served, address_of
-from tests.integration.api import CellApi
+from tests.integration.api import CellApi, MetricValues
 
 MIB = 2**20
 HTTP_SERVER = "HTTP server"
@@ -25,6 +25,20 @@ _HELD = {
     ("pointsman_plan_fragments", ()): "engine: plan fragments",
     ("pointsman_plan_fragment_bytes", ()): "engine: plan bytes",
     ("pointsman_state_waiting_bytes", ()): "engine: state bytes waiting",
+}
+_TOTALS = {
+    "steps_total": "steps",
+    "requests_finished_total": "requests that ended",
+    "preemptions_total": "preemptions",
+    "prompt_tokens_total": "prompt tokens",
+    "generation_tokens_total": "tokens generated",
+    "rank_tokens_total": "tokens by rank",
+    "prefix_store_evictions_total": "blocks whose part was evicted",
+    "plan_fragment_hits_total": "plan fragments found",
+    "plan_fragment_misses_total": "plan fragments compiled",
+    "replay_fallbacks_total": "tokens not replayed by a plan",
+    "state_snapshots_total": "snapshots",
+    "state_runs_dropped_total": "runs that were not written when they came",
 }
 _RAY_KINDS = (
     ("gcs_server", "gcs_server"),
@@ -53,6 +67,13 @@ class Sampler:
             with contextlib.suppress(psutil.Error, FileNotFoundError):
                 values.update(self._of_process(_name(process, names), process))
         return dict(values) | self._of_engine() | self._on_disk()
+
+    def totals(self) -> list[str]:
+        """Of the engine's counters, since it was started."""
+        metrics = self._api.metrics()
+        return [
+            f"{what}: {_listed(metrics, f'pointsman_{name}')}" for name, what in _TOTALS.items()
+        ]
 
     def _of_process(self, name: str, process: psutil.Process) -> dict[str, float]:
         """Connections of clients come and go, and are not among its descriptors."""
@@ -113,6 +134,11 @@ def _name(process: psutil.Process, names: Mapping[int, str]) -> str:
         parent = process.ppid()
         return f"grammars of {names[parent]}" if parent in names else "grammars, compiling"
     return RAY + next((kind for mark, kind in _RAY_KINDS if mark in line), "others")
+
+
+def _listed(metrics: MetricValues, name: str) -> str:
+    found = {labels: value for (its, labels), value in metrics.items() if its == name}
+    return ", ".join(f"{' '.join(labels)} {value:.0f}".strip() for labels, value in found.items())
 
 
 def _is_socket(descriptor: Path) -> bool:

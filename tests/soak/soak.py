@@ -165,6 +165,7 @@ class Soak:
         return [
             "no request, no lease, no connection of a client; the engine has checked its invariants",
             f"before and after evicting all: {held}",
+            *self._sampler.totals(),
             f"load average {os.getloadavg()[0]:.1f}",
         ]
 
