@@ -8,9 +8,10 @@ from tests.helpers.states import PLANNED_STATES, STATES
 BUDGETS = (1, 7, 16, 512)
 LENGTHS = (1, 15, 16, 17, 31, 32, 33)
 CASES = [
-    *product_cases(["demo"], [1, 2], STATES, BUDGETS, LENGTHS),
+    *product_cases(["demo"], [1], STATES, BUDGETS, LENGTHS),
+    *product_cases(["demo"], [2], STATES, (7, 512), LENGTHS),
     *product_cases(["plain"], [1], STATES, (16,), LENGTHS),
-    *product_cases(["plain"], [2], STATES, (7, 512), LENGTHS),
+    *product_cases(["plain"], [2], STATES, BUDGETS, LENGTHS),
     *product_cases(["qwen3"], [2], STATES, BUDGETS, (1, 16, 17, 33)),
     *product_cases(["qwen3"], [2], PLANNED_STATES, (7, 512), (33, 150)),
     *product_cases(["qwen3"], [4], (*STATES, *PLANNED_STATES), (7,), (17, 33)),

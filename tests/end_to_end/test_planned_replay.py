@@ -21,7 +21,7 @@ from tests.helpers.states import (
 from tests.helpers.tiny_checkpoints import DEMO_MODEL_DIR
 
 PROMPTS = [random_prompt(length, seed=200 + length) for length in (33, 150)]
-MAX_TOKENS = 6
+MAX_TOKENS = 4
 
 
 @pytest.fixture(scope="module", params=[1, 2, 4])
@@ -100,10 +100,9 @@ def test_fast_numerics_agree_with_transformers(state: State) -> None:
     assert [reference.compare(run).failures for run in runs] == [(), ()]
 
 
-@pytest.mark.parametrize("ep_size", [8, 16])
-def test_many_ranks_replay_the_bytes_of_a_cold_run(ep_size: int) -> None:
+def test_eight_ranks_replay_the_bytes_of_a_cold_run() -> None:
     prompt = random_prompt(32, seed=58)
-    with observed_ranks(DEMO_MODEL_DIR, ep_size=ep_size, num_kv_blocks=40) as observed:
+    with observed_ranks(DEMO_MODEL_DIR, ep_size=8, num_kv_blocks=40) as observed:
         bench = observed.bench(budget=64, fragment_tokens=16)
         cold = bench.generate(prompt, 2)
         bench.harness.engine.evict("kv")

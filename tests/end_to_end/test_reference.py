@@ -23,22 +23,36 @@ RUN_ON_RANKS = [
 ]
 
 
-@pytest.mark.parametrize("model", RUN_ON_RANKS)
+@pytest.fixture(scope="module", params=RUN_ON_RANKS)
+def model(request: pytest.FixtureRequest) -> str:
+    """All tests of one come together, so that its ranks start once."""
+    name: str = request.param
+    return name
+
+
 @pytest.mark.parametrize("state", ["replay", "mixed"])
 def test_every_shape_agrees_on_two_ranks(laboratory: Laboratory, model: str, state: State) -> None:
     case = Case(model, 2, state, 16, (70,))
     assert laboratory.outcome(case).comparison.failures == ()
 
 
-@pytest.mark.parametrize("model", RUN_ON_RANKS)
 def test_every_shape_keeps_its_bytes_on_two_ranks(laboratory: Laboratory, model: str) -> None:
     assert laboratory.outcome(Case(model, 2, "mixed", 16, (70,))).byte_differences == ()
 
 
-@pytest.mark.parametrize("model", [DEMO, *RUN_ON_RANKS])
 def test_with_the_references_routes_every_logit_is_the_references(
     laboratory: Laboratory, model: str
 ) -> None:
+    assert_logits_with_the_references_routes(laboratory, model)
+
+
+def test_with_the_references_routes_every_logit_of_the_demo_is_the_references(
+    laboratory: Laboratory,
+) -> None:
+    assert_logits_with_the_references_routes(laboratory, DEMO)
+
+
+def assert_logits_with_the_references_routes(laboratory: Laboratory, model: str) -> None:
     prompt = random_prompt(160, seed=110)
     reference = laboratory.reference(model).pass_of(prompt)
     ranks = laboratory.ranks(Case(model, 2, "injected", 64, ()))

@@ -24,7 +24,7 @@ def laboratory(tmp_path_factory: pytest.TempPathFactory) -> Laboratory:
     return Laboratory(tmp_path_factory.mktemp("models"))
 
 
-CELLS = [(DEMO, 1), (DEMO, 4), ("qwen3", 2)]
+CELLS = [(DEMO, 1), (DEMO, 2), ("qwen3", 2)]
 
 
 @pytest.fixture(scope="module", params=CELLS, ids=lambda cell: f"{cell[0]}-ep{cell[1]}")

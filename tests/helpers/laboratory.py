@@ -60,8 +60,11 @@ class Outcome:
 
 
 class Laboratory:
-    def __init__(self, directory: Path) -> None:
+    """max_tokens: of every request"""
+
+    def __init__(self, directory: Path, max_tokens: int = MAX_TOKENS) -> None:
         self._directory = directory
+        self._max_tokens = max_tokens
         self._stack = ExitStack()
         self._cell: tuple[str, int, bool] | None = None
         self._observed: ObservedRanks | None = None
@@ -114,7 +117,9 @@ class Laboratory:
         if case.state not in STORED_STATES:
             return self.outcome(case)
         if case not in self._outcomes:
-            runs = run_stored_states(self.ranks(case), case.budget, prompts_of(case), MAX_TOKENS)
+            runs = run_stored_states(
+                self.ranks(case), case.budget, prompts_of(case), self._max_tokens
+            )
             for state, state_runs in runs.items():
                 sibling = Case(
                     case.model, case.ep_size, state, case.budget, case.lengths, case.deterministic
@@ -127,8 +132,8 @@ class Laboratory:
         if case.state == "injected":
             reference = self.reference(case.model)
             routes = [reference.pass_of(prompt).routes for prompt in prompts]
-            return run_injected(ranks, case.budget, prompts, routes, MAX_TOKENS)
-        return run_state(ranks, case.state, case.budget, prompts, MAX_TOKENS)
+            return run_injected(ranks, case.budget, prompts, routes, self._max_tokens)
+        return run_state(ranks, case.state, case.budget, prompts, self._max_tokens)
 
     def _judge(self, case: Case, runs: list[RequestRun]) -> Outcome:
         reference = self.reference(case.model)
@@ -143,7 +148,7 @@ class Laboratory:
     def _baseline(self, case: Case, length: int) -> RequestRun:
         if length not in self._baselines:
             bench = self.ranks(case).bench(budget=BASELINE_BUDGET)
-            self._baselines[length] = bench.generate(_prompt(length), MAX_TOKENS)
+            self._baselines[length] = bench.generate(_prompt(length), self._max_tokens)
         return self._baselines[length]
 
 

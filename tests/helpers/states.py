@@ -39,7 +39,8 @@ BATCH_SIZE = 8
 BLOCK_SIZE = 16
 NEIGHBOUR_TOKENS = (5, 20, 37, 3, 50, 18, 9)
 """Prompt lengths of the requests beside a single one in a mixed batch."""
-OLDER_PROMPT_TOKENS = 12
+OLDER_PROMPT_TOKENS = 14
+"""Two decodes before a block border, beyond which it needs what the younger one holds."""
 
 
 def altered(routes: ExpertRoutes, token: int, num_experts: int) -> ExpertRoutes:
