@@ -20,6 +20,8 @@ QUEUE_BOUND = 65536
 FREE_PORTS = range(61000, 65536)
 """Above those that Linux gives to connections: while an owner is away and peers try to come back, none of them is given
 its port, and none connects to itself."""
+SILENT_SECONDS = 30
+"""A peer's host that acknowledges nothing for so long is gone: the connection ends, and what waited in it."""
 MAX_FRAME_BYTES = 2**28
 """That a bound socket takes, unless its owner knows better."""
 
@@ -40,12 +42,22 @@ def _check_loopback(endpoint: str) -> None:
         raise ConfigError(f"{endpoint}: a channel without keys stays on loopback")
 
 
+def _bound_silence(socket: zmq.Socket[bytes]) -> None:
+    """By the kernel: nothing wakes up for it. One for packets that are under way, one for connections at rest."""
+    socket.setsockopt(zmq.TCP_MAXRT, SILENT_SECONDS * 1000)
+    socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, SILENT_SECONDS // 2)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, SILENT_SECONDS // 6)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, 3)
+
+
 class _Socket:
     def __init__(self, kind: int, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
         self.socket: zmq.Socket[bytes] = context.socket(kind)
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.setsockopt(zmq.SNDHWM, QUEUE_BOUND)
         self.socket.setsockopt(zmq.RCVHWM, QUEUE_BOUND)
+        _bound_silence(self.socket)
 
     def close(self) -> None:
         self.socket.close(linger=0)

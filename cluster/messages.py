@@ -165,8 +165,9 @@ class Regroup(msgspec.Struct, frozen=True, tag=True):
     """Of the cell's groups, counted from 0."""
     store_address: str
     store_port: int
-    joining_ranks: list[int]
-    """Whose processes the engine tells to join; the others have been told."""
+    joining_ranks: dict[int, int]
+    """Whose processes the engine tells to join, each with the group that it was started for (`RankName`); the others
+    have been told."""
 
 
 class Stop(msgspec.Struct, frozen=True, tag=True):

@@ -15,6 +15,7 @@ _RAY_KILLED = (
     "Ray killed its process because the host's memory ran low (RAY_memory_usage_threshold)"
 )
 _MEMORY_USAGE = re.compile(r"\bwas (\S+ used / \S+ limit)")
+_HOST_DIED = "its host does not answer any more"
 _OUR_EXCEPTION = re.compile(
     r"^(cluster|router_service|prefix_store|expert_workers|deploy)\.[\w.]+: "
 )
@@ -65,7 +66,7 @@ def end_of(ref: Any) -> End:
 
 
 def reason_of(error: ray.exceptions.RayError) -> str:
-    """Why an actor is not there, in one line: what its constructor raised, else that its process died.
+    """Why an actor is not there, in one line: what its constructor raised, else that its process or its host died.
 
     Of an exception in a constructor Ray keeps the traceback's text alone, which ends with the exception.
     """
@@ -73,7 +74,7 @@ def reason_of(error: ray.exceptions.RayError) -> str:
         usage = _MEMORY_USAGE.search(str(error))
         return f"{_RAY_KILLED}: {usage[1]}" if usage is not None else _RAY_KILLED
     if not isinstance(error, ray.exceptions.RayActorError) or not error.actor_init_failed:
-        return _PROCESS_DIED
+        return _HOST_DIED if "because its node has died" in str(error) else _PROCESS_DIED
     lines = str(error).splitlines()
     start = max((i for i, line in enumerate(lines) if line.startswith(" ")), default=-1) + 1
     if start >= len(lines):

@@ -88,9 +88,11 @@ class CellWatch:
         return None
 
     def _take(self, call: Any) -> str | None:
+        if call in self._cell.engine.calls:
+            return self._take_engine(end_of(call))
         lost = self._cell.ranks.take_ended(call)
         if lost is None:
-            return self._take_engine(end_of(call))
+            return None  # of one that was lost before it ended
         if self._recovers:
             self._ranks.lost(*lost)
             return None

@@ -1,15 +1,19 @@
 """Which process is which rank after the start: those that die are replaced, those that hang are made to die.
 
-    a rank's process ends ─► the engine is told ─► a new process in its place ─► somebody hosts a rendezvous
+    a rank's process ends ─► the engine is told ─► a new process in its place, the others let go of its host
           ▲                                                                            │
+          │                                                               somebody hosts a rendezvous
+          │                                                                            │
           └── it ends, or another does, while they come together ◄── all join ◄────────┘
+
+One that gives no sign of life is killed and counts as lost at once: with its host gone, Ray may take a minute to know.
 
 Nothing here waits: `tick` looks at what has come of what was asked for. How long it may take in all is the engine's
 limit; it ends the cell then.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -29,12 +33,18 @@ Call = Any
 class RankProcesses(Protocol):
     """Processes by rank, in Ray."""
 
-    def start(self, rank: int) -> None:
-        """In place of one that has ended."""
+    def start(self, rank: int) -> Call:
+        """In place of one that ended. Gives something when the process is there; Ray may have to find room first."""
         ...
 
     def kill(self, rank: int) -> None:
-        """Also one that is stopped. Idempotent."""
+        """Also one that is stopped, or whose host is not reached. Its end is not told to `RankRecovery.lost` any more.
+        Idempotent."""
+        ...
+
+    def let_go(self, rank: int, lost: Collection[int]) -> Call:
+        """A rank that lived ends its connections to hosts that went with lost ranks, which would keep it waiting. That
+        it has done so is a sign of life, too."""
         ...
 
     def host_rendezvous(self, rank: int) -> Call:
@@ -72,6 +82,10 @@ class _Attempt:
     """To bring the ranks together. loads: once the engine has been told where."""
 
     rendezvous: Call
+    letting_go: dict[int, Call]
+    """Of those that lived."""
+    due_seconds: float
+    """When they have to have answered."""
     loads: dict[int, Call] = field(default_factory=dict)
     is_told: bool = False
 
@@ -99,13 +113,17 @@ class RankRecovery:
         """When a group is made of whoever lives then, if nobody is found dead before."""
         self._pulses: dict[int, Call] = {}
         self._pulses_due = 0.0
+        self._starting: dict[int, Call] = {}
+        """Processes that may not be there yet, which is no silence."""
+        self._came_with = dict.fromkeys(range(num_ranks), 0)
+        """By rank: the group that its process was started for."""
 
     @property
     def is_under_way(self) -> bool:
         return bool(self._attempt or self._dead or self._pulses) or self._regroup_at is not None
 
     def lost(self, rank: int, reason: str) -> None:
-        """Its process has ended."""
+        """Its process has ended, or cannot be reached."""
         _LOG.error("rank lost rank=%d reason=%r", rank, reason)
         self._engine.rank_lost(rank, reason)
         self._pulses.pop(rank, None)
@@ -145,8 +163,14 @@ class RankRecovery:
     def _ask_for_pulses(self) -> None:
         if self._pulses:
             return
-        self._pulses = {rank: self._processes.pulse(rank) for rank in range(self._num_ranks)}
+        there = [rank for rank in range(self._num_ranks) if self._is_there(rank)]
+        self._pulses = {rank: self._processes.pulse(rank) for rank in there}
         self._pulses_due = self._clock() + PULSE_SECONDS
+
+    def _is_there(self, rank: int) -> bool:
+        if rank in self._starting and self._processes.result(self._starting[rank])[0]:
+            del self._starting[rank]
+        return rank not in self._starting
 
     def _is_due(self) -> bool:
         return self._regroup_at is not None and self._clock() >= self._regroup_at
@@ -157,12 +181,12 @@ class RankRecovery:
         }
         if not self._pulses or self._clock() < self._pulses_due:
             return
-        for rank in self._pulses:
-            _LOG.error("rank hangs rank=%d: it gave no sign of life for %g s", rank, PULSE_SECONDS)
-            self._processes.kill(rank)  # `lost` will follow
-        self._pulses = {}
-        if self._attempt is None:
-            self._regroup_at = self._clock() + DEATH_SECONDS
+        self._lose_silent(self._pulses)
+
+    def _lose_silent(self, ranks: Iterable[int]) -> None:
+        for rank in list(ranks):
+            self._processes.kill(rank)
+            self.lost(rank, f"it gave no sign of life for {PULSE_SECONDS:g} s")
 
     def _give_up(self) -> None:
         """What was under way. Those who load would wait for a group that does not come."""
@@ -173,21 +197,28 @@ class RankRecovery:
 
     def _begin(self) -> None:
         self._regroup_at = None
-        self._new |= self._dead
+        lived = [rank for rank in range(self._num_ranks) if rank not in self._new | self._dead]
+        letting_go = {rank: self._processes.let_go(rank, self._dead) for rank in lived}
         for rank in sorted(self._dead):
-            self._processes.start(rank)
+            self._starting[rank] = self._processes.start(rank)
+        self._new |= self._dead
         self._dead.clear()
-        lived = [rank for rank in range(self._num_ranks) if rank not in self._new]
-        self._attempt = _Attempt(self._processes.host_rendezvous(lived[0] if lived else 0))
+        self._attempt = _Attempt(
+            self._processes.host_rendezvous(lived[0] if lived else 0),
+            letting_go,
+            self._clock() + PULSE_SECONDS,
+        )
 
     def _advance(self, attempt: _Attempt) -> None:
         if not attempt.is_told:
-            self._tell(attempt)
+            if self._have_let_go(attempt):
+                self._tell(attempt)
             return
         for rank, call in list(attempt.loads.items()):
             done, result = self._processes.result(call)
             if done:
                 del attempt.loads[rank]
+                self._came_with[rank] = self._generation
                 self._processes.run(rank, self._generation, result)
             elif result is not None:
                 del attempt.loads[rank]
@@ -196,6 +227,17 @@ class RankRecovery:
                 return
         if not attempt.loads:
             self._attempt = None
+
+    def _have_let_go(self, attempt: _Attempt) -> bool:
+        """Not before may they meet: what is let go of late might be a connection to the new process."""
+        attempt.letting_go = {
+            rank: call
+            for rank, call in attempt.letting_go.items()
+            if not self._processes.result(call)[0]
+        }
+        if attempt.letting_go and self._clock() >= attempt.due_seconds:
+            self._lose_silent(attempt.letting_go)
+        return not attempt.letting_go
 
     def _tell(self, attempt: _Attempt) -> None:
         done, result = self._processes.result(attempt.rendezvous)
@@ -207,7 +249,7 @@ class RankRecovery:
             return
         address, port = result
         self._generation += 1
-        joining = [rank for rank in range(self._num_ranks) if rank not in self._new]
+        joining = {rank: came for rank, came in self._came_with.items() if rank not in self._new}
         self._engine.regroup(Regroup(self._generation, address, port, joining))
         attempt.is_told = True
         _LOG.info(

@@ -1,7 +1,7 @@
 """A cell's ranks as Ray actors: what `RankRecovery` does to them."""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import ray
@@ -35,18 +35,33 @@ class RayRanks:
         """Of those that serve; one that ends means that the process did, or could not go on."""
         self.loaded: dict[int, LoadedRank] = {}
 
-    def start(self, rank: int) -> None:
+    def start(self, rank: int) -> Any:
         self.actors[rank] = self._make_actor(rank)
+        return self.pulse(rank)
 
     def kill(self, rank: int) -> None:
-        with contextlib.suppress(ray.exceptions.RayError):
-            ray.kill(self.actors[rank])
+        self.calls.pop(rank, None)
+        self._kill_actor(rank)
         loaded = self.loaded.get(rank)
         if loaded is not None:
             _kill_process(loaded)  # a stopped one does not hear Ray
 
+    def _kill_actor(self, rank: int) -> None:
+        with contextlib.suppress(ray.exceptions.RayError):
+            ray.kill(self.actors[rank])
+
     def host_rendezvous(self, rank: int) -> Any:
         return self.actors[rank].host_rendezvous.remote(self._timeout_seconds)
+
+    def let_go(self, rank: int, lost: Collection[int]) -> Any:
+        return self.actors[rank].let_go.remote(self._gone_hosts(lost))
+
+    def _gone_hosts(self, lost: Collection[int]) -> tuple[str, ...]:
+        """Where ranks are lost and none lives. This host lives: all go on talking to the engine on it."""
+        hosts = {rank: loaded.place.host for rank, loaded in self.loaded.items()}
+        live = {host for rank, host in hosts.items() if rank not in lost}
+        gone = {hosts[rank] for rank in lost if rank in hosts}
+        return tuple(sorted(gone - live - {ray.util.get_node_ip_address()}))
 
     def load(self, rank: int, address: str, port: int, model_dir: str) -> Any:
         self.loaded.pop(rank, None)
@@ -74,6 +89,7 @@ class RayRanks:
                 loaded, end = self.loaded[rank], end_of(call)
                 if end.kind != "died":  # it lives on, in the place and with the memory of the next
                     self.kill(rank)
+                self._kill_actor(rank)  # and of one that died, Ray may only have lost sight
                 return rank, f"{end.reason} (pid {loaded.pid} on {loaded.place.host})"
         return None
 

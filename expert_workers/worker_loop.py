@@ -7,6 +7,7 @@ from pathlib import Path
 from cluster.channel import DealerSocket, PushSocket
 from cluster.channel_keys import PeerKeys
 from cluster.errors import CellError, CheckpointError
+from cluster.rank_name import RankName
 from cluster.rank_place import RankPlace
 from cluster.wire import Decoder, encode
 from cluster.worker_messages import (
@@ -54,12 +55,12 @@ def run_worker(
     """Serves the engine until WorkerStop; the group has ended when this returns.
 
     keys: None only where the engine is on this host and has none either.
-    generation: of the group that the worker has joined
+    generation: of the group that the worker has joined, the first of this process
 
     A broken exchange is told to the engine, and the worker waits for another group. Any other failure is told and then
     raised.
     """
-    engine, routes = DealerSocket(f"rank-{rank}", keys), PushSocket(keys)
+    engine, routes = DealerSocket(str(RankName(rank, generation)), keys), PushSocket(keys)
     loop = _WorkerLoop(worker, rank, place, engine, routes, generation)
     try:
         engine.connect(engine_endpoint)

@@ -68,7 +68,7 @@ class _Orders:
 
     ask_at: float
     group: Regroup | None = None
-    untold: list[int] = field(default_factory=list)
+    untold: dict[int, int] = field(default_factory=dict)
     patience: float = SILENCE_SECONDS
 
     def begin(self, group: Regroup, now: float) -> None:
@@ -197,11 +197,11 @@ class Recovery:
                 self._ask(str(GroupBrokenError(message.rank, message.reason)))
         return [ready[rank] for rank in range(self._identity.ep_size)]
 
-    def _tell_to_join(self, orders: "_Orders", timeout_seconds: float) -> list[int]:
+    def _tell_to_join(self, orders: "_Orders", timeout_seconds: float) -> dict[int, int]:
         """Those who could not be told."""
         group = orders.group
         if group is None or not orders.untold:
-            return []
+            return {}
         where = group.generation, group.store_address, group.store_port
         weights = self._engine.weights.fingerprint
         message = JoinGroup(*where, timeout_seconds, self._life.number, weights)

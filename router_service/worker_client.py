@@ -2,8 +2,9 @@
 and `weight_update.WeightRanks`.
 """
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 import zmq
@@ -11,6 +12,7 @@ from msgspec.structs import asdict
 
 from cluster.channel import PullSocket, RouterSocket
 from cluster.errors import CellError, DeadlineError, GroupBrokenError, RankLostError
+from cluster.log import logger
 from cluster.rank_place import RankPlace
 from cluster.types import Rank
 from cluster.wire import Decoder, encode
@@ -38,13 +40,11 @@ from cluster.worker_messages import (
     WorkerReady,
     WorkerStop,
 )
+from router_service.rank_peers import RankPeers
 from router_service.step_clock import StepClock
 
+_LOG = logger("workers")
 A = TypeVar("A", StepResult, WeightsMeasured, WeightsPrepared, WeightsCommitted)
-
-
-def peer_name(rank: int) -> bytes:
-    return f"rank-{rank}".encode()
 
 
 class WorkerClient:
@@ -73,6 +73,7 @@ class WorkerClient:
         self._decoder: Decoder[ToEngineFromWorker] = Decoder(ToEngineFromWorker)
         self._frame_decoder: Decoder[LateFrame] = Decoder(LateFrame)
         self._client_socket = clients.socket
+        self._peers = RankPeers()
         self._incarnations: dict[int, str] = {}
         self._places: dict[int, RankPlace] = {}
         self._held: list[PlansHeld] = []
@@ -133,10 +134,11 @@ class WorkerClient:
         self._unreachable.clear()
         return [Rank(message.rank) for message in new]
 
-    def tell_to_join(self, ranks: list[int], message: JoinGroup) -> list[int]:
-        """Returns those that cannot be told: they are lost, or have not come to this engine yet."""
+    def tell_to_join(self, ranks: Mapping[int, int], message: JoinGroup) -> dict[int, int]:
+        """Of `Regroup`. Returns those that cannot be told: they are lost, or have not come to this engine yet."""
+        self._peers.know(ranks)
         frame = encode(message)
-        return [rank for rank in ranks if not self._reaches(rank, frame)]
+        return {rank: came for rank, came in ranks.items() if not self._reaches(rank, frame)}
 
     def stop(self) -> None:
         """Asks every reachable worker to leave; a dead one is skipped."""
@@ -147,8 +149,7 @@ class WorkerClient:
     def take_failure(self) -> None:
         """Between steps a worker speaks only to acknowledge, or to say that it failed. Raises RankLostError or
         GroupBrokenError then."""
-        while (received := self._workers.receive(0.0)) is not None:
-            message = self._decoder.decode(received[1])
+        while (message := self._next()) is not None:
             _raise_failure(message)
             if isinstance(message, PlansHeld):
                 self._note_held(message)
@@ -242,7 +243,7 @@ class WorkerClient:
 
     def _reaches(self, rank: int, frame: bytes) -> bool:
         try:
-            self._workers.send(peer_name(rank), frame)
+            self._workers.send(self._peers.name(rank), frame)
         except CellError:
             return False
         return True
@@ -250,7 +251,7 @@ class WorkerClient:
     def _send(self, rank: Rank, frame: bytes) -> None:
         """That a rank is gone is found out where an answer is waited for, and not in the middle of what goes before."""
         try:
-            self._workers.send(peer_name(rank), frame)
+            self._workers.send(self._peers.name(rank), frame)
         except CellError as error:
             self._unreachable.setdefault(rank, str(error))
 
@@ -310,12 +311,11 @@ class WorkerClient:
         An answer that is there counts also when this process woke up too late to take it in time.
         """
         while True:
-            received = self._workers.receive(0.0)
-            if received is not None:
-                message = self._decoder.decode(received[1])
-                if isinstance(message, PlansHeld):
-                    self._note_held(message)
-                    continue
+            message = self._next()
+            if isinstance(message, PlansHeld):
+                self._note_held(message)
+                continue
+            if message is not None:
                 return message
             remaining = deadline - time.monotonic()
             if remaining <= 0:
@@ -323,6 +323,17 @@ class WorkerClient:
             events = dict(self._poller.poll(int(remaining * 1000) + 1))
             if self._client_socket in events:
                 self._on_client_message()
+
+    def _next(self) -> ToEngineFromWorker | None:
+        """Of the ranks' processes; one that was replaced and is still there is told to end. Does not wait."""
+        while (received := self._workers.receive(0.0)) is not None:
+            peer, frame = received
+            if self._peers.takes(peer):
+                return self._decoder.decode(frame)
+            _LOG.warning("message of a replaced process dropped peer=%r", peer)
+            with contextlib.suppress(CellError):
+                self._workers.send(peer, encode(WorkerStop()))
+        return None
 
 
 def _raise_failure(message: ToEngineFromWorker) -> None:

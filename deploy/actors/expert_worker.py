@@ -12,6 +12,7 @@ from cluster.log import configure_logging
 from cluster.rank_place import RankPlace
 from cluster.types import Rank
 from deploy.cell_plan import CellPlan
+from deploy.lost_hosts import end_connections_to
 from expert_workers.device import detect_devices, rank_device, use_one_compute_thread
 from expert_workers.ep_group import host_store
 from expert_workers.worker import ExpertWorker as Worker
@@ -83,6 +84,10 @@ class ExpertWorker:
     def pulse(self) -> bool:
         """That the process lives, whatever its rank waits for."""
         return True
+
+    def let_go(self, addresses: tuple[str, ...]) -> int:
+        """Ends the connections to hosts that are gone, so that an exchange with a rank there breaks now."""
+        return end_connections_to(addresses)
 
     def progress(self) -> float:
         """Fraction of this rank's weights that are loaded."""

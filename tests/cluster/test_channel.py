@@ -1,6 +1,14 @@
 import pytest
+import zmq
 
-from cluster.channel import DealerSocket, PullSocket, PushSocket, RouterSocket
+from cluster.channel import (
+    QUEUE_BOUND,
+    SILENT_SECONDS,
+    DealerSocket,
+    PullSocket,
+    PushSocket,
+    RouterSocket,
+)
 from cluster.errors import CellError
 
 
@@ -34,3 +42,17 @@ def test_pushed_frames_arrive_in_order() -> None:
         for number in range(5):
             push.send(bytes([number]))
         assert [pull.receive(5.0) for _ in range(5)] == [bytes([n]) for n in range(5)]
+
+
+@pytest.mark.parametrize("kind", [RouterSocket, DealerSocket, PushSocket, PullSocket])
+def test_a_connection_to_a_host_that_is_silent_ends_and_nothing_waits_for_it_without_bound(
+    kind: type[RouterSocket | DealerSocket | PushSocket | PullSocket],
+) -> None:
+    end = kind("rank-3") if kind is DealerSocket else kind()
+    with end:
+        option = end.socket.getsockopt
+        assert option(zmq.TCP_MAXRT) == 1000 * SILENT_SECONDS
+        at_rest = option(zmq.TCP_KEEPALIVE_CNT) * option(zmq.TCP_KEEPALIVE_INTVL)
+        assert option(zmq.TCP_KEEPALIVE) == 1
+        assert option(zmq.TCP_KEEPALIVE_IDLE) + at_rest <= SILENT_SECONDS
+        assert 0 < option(zmq.SNDHWM) <= QUEUE_BOUND

@@ -104,6 +104,17 @@ def test_a_shipped_file_starts_ray_with_token_authentication_everywhere(name: st
         assert "RAY_AUTH_MODE=token" in start
 
 
+@pytest.mark.parametrize("name", ["local", "aws-h100", "gcp-h100"])
+def test_with_a_shipped_file_ray_gives_a_silent_host_up_after_seconds(name: str) -> None:
+    tree = yaml.safe_load((DEPLOY / "ray" / f"{name}.yaml").read_text())
+    (start,) = [command for command in tree["head_start_ray_commands"] if "ray start" in command]
+    period, timeout, misses = (
+        int(start.split(f"RAY_health_check_{name}=")[1].split()[0].rstrip(";"))
+        for name in ("period_ms", "timeout_ms", "failure_threshold")
+    )
+    assert (period + timeout) * misses <= 12_000
+
+
 @pytest.mark.parametrize("name", ["ray/aws-h100", "ray/gcp-h100", "kuberay/rayjob"])
 def test_a_shipped_file_that_nobody_has_run_says_so(name: str) -> None:
     assert "# NOT RUN" in (DEPLOY / f"{name}.yaml").read_text()

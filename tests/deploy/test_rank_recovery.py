@@ -1,5 +1,6 @@
 """Ranks die, hang and come back in every order: what the launcher asks of whom. Processes and time are the test's."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,12 +19,24 @@ class Processes:
     answers: dict[tuple[str, int], Any] = field(default_factory=dict)
     failures: dict[tuple[str, int], str] = field(default_factory=dict)
     model_dirs: list[str] = field(default_factory=list)
+    let_go_of: dict[int, set[int]] = field(default_factory=dict)
+    """By rank that lived: the lost ones, when it was asked last."""
+    holding_on: set[int] = field(default_factory=set)
+    """Ranks that do not answer that they have let go."""
 
-    def start(self, rank: int) -> None:
+    not_there: set[int] = field(default_factory=set)
+    """Ranks for whose new process Ray has no room yet."""
+
+    def start(self, rank: int) -> tuple[str, int]:
         self._ask("start", rank)
+        return "be there", rank
 
     def kill(self, rank: int) -> None:
         self._ask("kill", rank)
+
+    def let_go(self, rank: int, lost: Collection[int]) -> tuple[str, int]:
+        self.let_go_of[rank] = set(lost)
+        return "let go", rank
 
     def host_rendezvous(self, rank: int) -> tuple[str, int]:
         return self._ask("host", rank)
@@ -41,6 +54,10 @@ class Processes:
         return self._ask("pulse", rank)
 
     def result(self, call: tuple[str, int]) -> tuple[bool, Any]:
+        if call[0] == "let go":
+            return call[1] not in self.holding_on, 1
+        if call[0] == "be there":
+            return call[1] not in self.not_there, True
         if call in self.answers:
             return True, self.answers[call]
         return False, self.failures.get(call)
@@ -98,7 +115,7 @@ def test_a_dead_rank_gets_a_new_process_and_all_meet_where_a_survivor_listens() 
 
     assert cell.ticks() == [("start", 0), ("host", 1), ("load", 0), ("run in 1", 0)]
     assert cell.engine.lost == [0]
-    assert cell.engine.groups == [Regroup(1, "10.0.0.1", 29500, [1, 2])]
+    assert cell.engine.groups == [Regroup(1, "10.0.0.1", 29500, {1: 0, 2: 0})]
     assert cell.processes.model_dirs == ["/weights/7"]
     assert not cell.recovery.is_under_way
 
@@ -111,7 +128,7 @@ def test_ranks_that_die_at_once_come_back_at_once_and_without_a_survivor_the_fir
         cell.recovery.lost(rank, "SIGKILL")
 
     assert cell.ticks()[:4] == [("start", 0), ("start", 1), ("start", 2), ("host", 0)]
-    assert cell.engine.groups[0].joining_ranks == []
+    assert cell.engine.groups[0].joining_ranks == {}
     assert not cell.recovery.is_under_way
 
 
@@ -137,7 +154,7 @@ def test_a_rank_that_dies_while_another_loads_begins_a_new_group_and_who_loaded_
         ("run in 2", 2),
     ]
     assert [group.generation for group in cell.engine.groups] == [1, 2]
-    assert cell.engine.groups[1].joining_ranks == [0]
+    assert cell.engine.groups[1].joining_ranks == {0: 0}
 
 
 def test_a_rank_that_dies_before_anybody_was_told_where_to_meet_costs_no_further_process() -> None:
@@ -179,12 +196,78 @@ def test_a_rank_that_hangs_is_killed_and_the_others_are_not() -> None:
     cell.engine.want(0, *SILENT)
     cell.processes.answers |= {("pulse", rank): True for rank in (0, 2)}
     assert cell.ticks() == [("pulse", 0), ("pulse", 1), ("pulse", 2)]
-    assert cell.ticks(PULSE_SECONDS) == [("kill", 1)]
+    assert cell.engine.lost == []
+
+    assert cell.ticks(PULSE_SECONDS) == [
+        ("kill", 1),
+        ("start", 1),
+        ("host", 0),
+        ("load", 1),
+        ("run in 1", 1),
+    ]
+    assert cell.engine.lost == [1]
+
+
+def test_ranks_meet_only_when_all_that_lived_have_let_go_of_the_lost_one() -> None:
+    cell = Cell()
+    cell.processes.holding_on = {1}
+    cell.recovery.lost(2, "its host died")
+    assert cell.ticks() == [("start", 2), ("host", 0)]
+    assert cell.processes.let_go_of == {0: {2}, 1: {2}}
     assert cell.engine.groups == []
 
-    cell.recovery.lost(1, "SIGKILL")
+    cell.processes.holding_on.clear()
 
-    assert cell.ticks() == [("start", 1), ("host", 0), ("load", 1), ("run in 1", 1)]
+    assert cell.ticks() == [("load", 2), ("run in 1", 2)]
+    assert cell.engine.groups == [Regroup(1, "10.0.0.1", 29500, {0: 0, 1: 0})]
+
+
+def test_a_rank_that_does_not_let_go_in_time_is_lost_too() -> None:
+    cell = Cell()
+    cell.processes.holding_on = {0}
+    cell.recovery.lost(2, "its host died")
+    cell.ticks()
+    assert cell.ticks(PULSE_SECONDS) == [
+        ("kill", 0),
+        ("start", 0),
+        ("host", 1),
+        ("load", 0),
+        ("load", 2),
+        ("run in 1", 0),
+        ("run in 1", 2),
+    ]
+    assert cell.processes.let_go_of[1] == {0}
+    assert cell.engine.lost == [2, 0]
+
+
+def test_a_process_that_waits_for_room_is_not_silent_and_one_that_hangs_while_it_loads_is() -> None:
+    cell = Cell()
+    cell.processes.not_there = {1}
+    del cell.processes.answers["load", 1]
+    cell.processes.answers |= {("pulse", rank): True for rank in (0, 2)}
+    cell.recovery.lost(1, "its host died")
+    cell.ticks()
+    cell.engine.want(1, 0, 1, 2)
+    assert cell.ticks() == [("pulse", 0), ("pulse", 2)]
+    assert cell.ticks(PULSE_SECONDS) == []
+
+    cell.processes.not_there.clear()
+    cell.engine.want(1, 0, 1, 2)
+    assert cell.ticks() == [("pulse", 0), ("pulse", 1), ("pulse", 2)]
+    assert ("start", 1) in cell.ticks(PULSE_SECONDS)
+    assert cell.engine.lost == [1, 1]
+
+
+def test_a_process_is_known_by_the_group_that_it_was_started_for() -> None:
+    cell = Cell()
+    for rank in (1, 2, 1):
+        cell.recovery.lost(rank, "SIGKILL")
+        cell.ticks()
+    assert [group.joining_ranks for group in cell.engine.groups] == [
+        {0: 0, 2: 0},
+        {0: 0, 1: 1},
+        {0: 0, 2: 2},
+    ]
 
 
 def test_silent_ranks_that_all_live_meet_again_as_they_are() -> None:
@@ -194,7 +277,7 @@ def test_silent_ranks_that_all_live_meet_again_as_they_are() -> None:
     assert [what for what, _ in cell.ticks()] == ["pulse"] * 3
     assert cell.engine.groups == []
     assert cell.ticks(PULSE_SECONDS) == [("host", 0)]
-    assert cell.engine.groups == [Regroup(1, "10.0.0.1", 29500, [0, 1, 2])]
+    assert cell.engine.groups == [Regroup(1, "10.0.0.1", 29500, {0: 0, 1: 0, 2: 0})]
     assert not cell.recovery.is_under_way
 
 
@@ -212,7 +295,7 @@ def test_an_exchange_that_broke_with_nobody_dead_is_made_anew() -> None:
     cell.engine.want(0)
     assert cell.ticks(DEATH_SECONDS / 2) == []
     assert cell.ticks(DEATH_SECONDS) == [("host", 0)]
-    assert cell.engine.groups[0].joining_ranks == [0, 1, 2]
+    assert cell.engine.groups[0].joining_ranks == {0: 0, 1: 0, 2: 0}
 
 
 def test_what_is_said_of_a_group_that_was_replaced_is_old_news() -> None:

@@ -1,6 +1,7 @@
 """What an actor that is not there died of, from Ray's exceptions, in one line. No Ray is started."""
 
 import pytest
+from ray.core.generated.common_pb2 import ActorDiedErrorContext
 from ray.exceptions import (
     ActorDiedError,
     ActorUnavailableError,
@@ -67,3 +68,12 @@ def test_a_process_that_ray_killed_for_its_memory_is_told_with_what_was_used() -
     assert reason.startswith("Ray killed its process because the host's memory ran low")
     assert reason.endswith(": 22.74GB used / 23.54GB limit")
     assert "Ray killed its process" in reason_of(OutOfMemoryError("said otherwise"))
+
+
+def test_an_actor_that_went_with_its_host_points_to_the_host() -> None:
+    context = ActorDiedErrorContext(
+        error_message="The actor died because its node has died. Node Id: 66e938",
+        class_name="ExpertWorker",
+        actor_id=bytes(16),
+    )
+    assert reason_of(ActorDiedError(context)) == "its host does not answer any more"

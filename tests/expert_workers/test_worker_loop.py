@@ -10,6 +10,7 @@ from torch._C._distributed_c10d import FileStore
 from cluster.channel import PullSocket, RouterSocket
 from cluster.errors import CellError, WireError
 from cluster.namespace import model_fingerprint
+from cluster.rank_name import RankName
 from cluster.rank_place import RankPlace
 from cluster.routes import ExpertRoutes
 from cluster.types import DispatchMode
@@ -75,13 +76,18 @@ class SocketCell:
         self._workers = workers
         self._routes = routes
         self.store = store
+        self._names: dict[int, bytes] = {}
+        """By rank, of the process that has spoken last."""
         self._decoder: Decoder[ToEngineFromWorker] = Decoder(ToEngineFromWorker)
         self._route_decoder: Decoder[RouteFrame] = Decoder(RouteFrame)
 
     def receive(self) -> ToEngineFromWorker:
         received = self._workers.receive(WAIT_SECONDS)
         assert received is not None, "no worker answered"
-        return self._decoder.decode(received[1])
+        peer, frame = received
+        if (name := RankName.read(peer)) is not None:
+            self._names[name.rank] = peer
+        return self._decoder.decode(frame)
 
     def ready_workers(self) -> list[WorkerReady]:
         messages = [self.receive() for _ in range(EP_SIZE)]
@@ -95,7 +101,7 @@ class SocketCell:
         self.send_frame(rank, encode(message))
 
     def send_frame(self, rank: int, frame: bytes) -> None:
-        self._workers.send(f"rank-{rank}".encode(), frame)
+        self._workers.send(self._names[rank], frame)
 
     def tell_all(self, message: ToWorker) -> None:
         for rank in range(EP_SIZE):

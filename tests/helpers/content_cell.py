@@ -23,6 +23,7 @@ from cluster.messages import (
     ToHttpServer,
 )
 from cluster.placement import ExpertPlacement
+from cluster.rank_name import RankName
 from cluster.rank_place import RankPlace
 from cluster.scores import SCORE_BYTES
 from cluster.types import Rank
@@ -160,7 +161,7 @@ class ContentRanks:
 
     def _run(self) -> None:
         sockets = {
-            rank: DealerSocket(f"rank-{rank}", KEYS.worker) for rank in range(self._num_ranks)
+            rank: DealerSocket(str(RankName(rank)), KEYS.worker) for rank in range(self._num_ranks)
         }
         routes = PushSocket(KEYS.worker)
         routes.connect(self._service.route_endpoint)
@@ -191,7 +192,7 @@ class ContentRanks:
         rank, generation, incarnation, fingerprint = self._come
         self._come = None
         assert rank not in sockets
-        sockets[rank] = DealerSocket(f"rank-{rank}", KEYS.worker)
+        sockets[rank] = DealerSocket(str(RankName(rank, generation)), KEYS.worker)
         sockets[rank].connect(self._service.worker_endpoint)
         sockets[rank].send(self._ready(rank, incarnation, generation, fingerprint))
 

@@ -30,12 +30,12 @@ from cluster.wire import encode
 from cluster.worker_messages import GroupBroken, WorkerFailed
 
 LISTEN_SECONDS = 2.0
-NAMES = ("rank-0", "launcher-1", "http-0")
+NAMES = ("rank-0.0", "launcher-1", "http-0")
 ORDERS = [
     SubmitAll([Submit("s", np.array([1, 2], np.int32), SamplingParams(4, 0.0, 1.0, None, ()), None, False)]),
     *(StatusQuery(1), MetricsQuery(2), EvictCommand(3, "all")),
     *(RankLost(0, "says who"), WorkerFailed(0, 0, "says who"), GroupBroken(0, 0, "says who")),
-    *(Watching(), Regroup(1, "127.0.0.1", 1, [0, 1]), Stop("says who")),
+    *(Watching(), Regroup(1, "127.0.0.1", 1, {0: 0, 1: 0}), Stop("says who")),
 ]  # fmt: skip
 
 

@@ -26,6 +26,7 @@ from cluster.messages import (
     SubmitAll,
 )
 from cluster.prefix_match import Publication
+from cluster.rank_name import RankName
 from cluster.rank_place import RankPlace
 from cluster.wire import encode
 from cluster.worker_messages import WorkerFailed, WorkerReady
@@ -333,7 +334,7 @@ def test_a_rank_lost_while_idle_is_the_failure(cell: ContentCell) -> None:
 
 
 def test_a_worker_that_fails_while_idle_is_the_failure(cell: ContentCell) -> None:
-    worker = DealerSocket("rank-1-last-words", KEYS.worker)
+    worker = DealerSocket(str(RankName(2)), KEYS.worker)
     worker.connect(cell.service.worker_endpoint)
     worker.send(encode(WorkerFailed(1, 0, "device lost")))
     while (status := cell.client.status()).ready:
@@ -355,7 +356,7 @@ def test_a_bug_in_the_engine_ends_every_request_with_an_error_and_then_the_engin
 
 
 def test_a_late_word_of_a_worker_while_idle_is_no_failure(cell: ContentCell) -> None:
-    worker = DealerSocket("rank-1-again", KEYS.worker)
+    worker = DealerSocket(str(RankName(2)), KEYS.worker)
     worker.connect(cell.service.worker_endpoint)
     worker.send(
         encode(WorkerReady(1, 0, make_identity(2), "first life", RankPlace("127.0.0.1", "cpu")))

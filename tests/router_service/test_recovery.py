@@ -27,6 +27,7 @@ from cluster.messages import (
     WeightsUpdated,
 )
 from cluster.namespace import weight_version
+from cluster.rank_name import RankName
 from cluster.wire import Decoder, encode
 from cluster.worker_messages import GroupBroken, RouteFrame
 from router_service.engine_life import EngineLife
@@ -80,7 +81,9 @@ class Launcher:
 
     def regroup(self, *joining: int) -> None:
         self.generation += 1
-        self._socket.send(encode(Regroup(self.generation, "10.0.0.1", 29500, list(joining))))
+        self._socket.send(
+            encode(Regroup(self.generation, "10.0.0.1", 29500, dict.fromkeys(joining, 0)))
+        )
 
 
 @contextmanager
@@ -160,7 +163,7 @@ def test_ranks_that_could_not_join_are_told_to_the_launcher_once_more() -> None:
         launcher.wanted()
         launcher.regroup(0)
         eventually(lambda: cell.ranks.groups or None, PATIENCE, "the order to join")
-        other = DealerSocket("rank-1-that-could-not-join", KEYS.worker)
+        other = DealerSocket(str(RankName(2)), KEYS.worker)
         other.connect(cell.service.worker_endpoint)
         other.send(encode(GroupBroken(1, 1, "rank 1 could not join the EP group")))
         wanted = launcher.wanted()

@@ -18,6 +18,7 @@ from cluster.messages import (
     WeightsUpdated,
 )
 from cluster.namespace import weight_version
+from cluster.rank_name import RankName
 from cluster.wire import encode
 from cluster.worker_messages import LoadFailure, WorkerFailed
 from tests.helpers.channel_keys import KEYS
@@ -368,7 +369,7 @@ def test_a_rank_that_fails_while_the_directory_is_read_is_the_failure(cell: Cont
     cell.client.send(UpdateWeights(7, OTHER, "restart"))
     while cell.client.status().ready:
         pass
-    worker = DealerSocket("rank-1-last-words", KEYS.worker)
+    worker = DealerSocket(str(RankName(2)), KEYS.worker)
     worker.connect(cell.service.worker_endpoint)
     worker.send(encode(WorkerFailed(1, 0, "device lost")))
     assert cell.client.answer(WeightsRefused).reason == "rank 1 is lost: device lost"

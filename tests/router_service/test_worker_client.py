@@ -1,11 +1,13 @@
 """The engine's side of the worker sockets over real ZeroMQ; the workers are sockets that the test plays itself."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import msgspec
 import numpy as np
 import pytest
+import zmq
 
 from cluster.channel import DealerSocket, PullSocket, PushSocket, RouterSocket
 from cluster.errors import (
@@ -15,6 +17,7 @@ from cluster.errors import (
     RankLostError,
     WireError,
 )
+from cluster.rank_name import RankName
 from cluster.rank_place import RankPlace
 from cluster.scores import ScoreColumns
 from cluster.types import Rank, StepId
@@ -63,7 +66,7 @@ class Ends:
         self.launcher.connect(self.clients.bind(HOST))
         self.workers, routes = RouterSocket(), PullSocket()
         endpoint, route_endpoint = self.workers.bind(HOST), routes.bind(HOST)
-        self.ranks = [DealerSocket(f"rank-{rank}") for rank in range(2)]
+        self.ranks = [DealerSocket(str(RankName(rank))) for rank in range(2)]
         self.routes = PushSocket()
         self.routes.connect(route_endpoint)
         for rank in self.ranks:
@@ -355,3 +358,24 @@ def test_stop_reaches_the_living_although_another_is_gone(ends: Ends) -> None:
     frame = ends.ranks[1].receive(PATIENCE)
     assert frame is not None
     assert Decoder(ToWorker).decode(frame) == WorkerStop()
+
+
+def test_a_replaced_process_is_not_heard_any_more_and_is_told_to_end(ends: Ends) -> None:
+    ends.all_ready()
+    endpoint = ends.workers.socket.getsockopt_string(zmq.LAST_ENDPOINT)
+    with DealerSocket(str(RankName(1, came_with=3))) as later:
+        later.connect(endpoint)
+        later.send(encode(WorkerReady(1, 1101, IDENTITY, "second life", PLACE, generation=3)))
+        message = ends.client.receive(time.monotonic() + PATIENCE)
+        assert isinstance(message, WorkerReady)
+        ends.ranks[1].send(encode(GroupBroken(1, 0, "rank 0 is gone")))
+        assert ends.client.receive(time.monotonic() + SHORT) is None
+        assert answer_to(ends.ranks[1]) == WorkerStop()
+        ends.client.stop()
+        assert answer_to(later) == WorkerStop()
+
+
+def answer_to(socket: DealerSocket) -> ToWorker:
+    frame = socket.receive(PATIENCE)
+    assert frame is not None
+    return Decoder(ToWorker).decode(frame)

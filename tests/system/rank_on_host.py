@@ -2,16 +2,20 @@
 
     python tests/system/rank_on_host.py RANK ADDRESS [STORE_ADDRESS STORE_PORT]
 
-Without a store it hosts one and tells its port in a line of its own first. Lines are JSON.
+Without a store it hosts one and tells its port in a line of its own first. Lines are JSON. Rank 1 comes to the last
+exchange when it is told a line; what rank 0 is told is the address of a host that is gone.
 """
 
 import json
 import sys
+import threading
 
 import psutil
 import torch
 
+from deploy.lost_hosts import end_connections_to
 from expert_workers.ep_group import GroupOptions, connect_store, host_store, join_group
+from expert_workers.exchange.base import ExchangeError
 
 SECONDS = 60.0
 
@@ -32,9 +36,22 @@ def main(rank: int, address: str, store_address: str, store_port: int) -> None:
     rows = group.exchange.exchange_rows(torch.tensor([[rank], [rank]]), splits)
     connections = psutil.Process().net_connections("inet")
     listening = [c.laddr.ip for c in connections if c.status == psutil.CONN_LISTEN]
-    print(json.dumps({"heard": rows.flatten().tolist(), "listening": sorted(set(listening))}))
-    group.exchange.exchange_counts(torch.tensor([0, 0]))  # neither leaves before the other has told
+    told = {"heard": rows.flatten().tolist(), "listening": sorted(set(listening))}
+    print(json.dumps(told), flush=True)
+    if rank:
+        sys.stdin.readline()
+    else:
+        threading.Thread(target=let_go_of_told_hosts, daemon=True).start()
+    try:
+        group.exchange.exchange_counts(torch.tensor([0, 0]))
+    except ExchangeError as error:
+        print(json.dumps({"broken": str(error)}), flush=True)
     group.leave()
+
+
+def let_go_of_told_hosts() -> None:
+    for line in sys.stdin:
+        end_connections_to([line.strip()])
 
 
 if __name__ == "__main__":
