@@ -89,7 +89,7 @@ def _undisturbed(served: Served, options: argparse.Namespace) -> Undisturbed:
     for _ in range(2):
         _evict(served)
         began = time.monotonic()
-        ends = Streams(served, options.streams, options.max_tokens).ends()
+        ends = Streams(served.base_url, options.streams, options.max_tokens).ends()
         assert all(stream.is_whole for stream in ends), ends
         begun = max(stream.token_times[0] for stream in ends)
         runs.append(Undisturbed(ends, time.monotonic() - began, begun - began))
@@ -105,7 +105,7 @@ def _disturb(
     options: argparse.Namespace,
 ) -> Outcome:
     _evict(served)
-    streams = Streams(served, options.streams, options.max_tokens)
+    streams = Streams(served.base_url, options.streams, options.max_tokens)
     scene = Scene(served, streams, draw, ep_size=options.ep_size)
     await_moment(scene, kind.moment, undisturbed.prompt_seconds)
     num_open, at = streams.num_open, time.monotonic()

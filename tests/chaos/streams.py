@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 import httpx
 
-from tests.helpers.served import Served
 from tests.integration.api import completion_body, random_prompt
 
 SHARED_TOKENS = 96
@@ -35,8 +34,8 @@ def prompt_of(number: int) -> list[int]:
 class Streams:
     """Owner of the threads. What has come can be looked at while they run."""
 
-    def __init__(self, served: Served, number: int, max_tokens: int) -> None:
-        self._url = f"{served.base_url}/v1/completions"
+    def __init__(self, base_url: str, number: int, max_tokens: int) -> None:
+        self._url = f"{base_url}/v1/completions"
         self._max_tokens = max_tokens
         self._streams = [Stream() for _ in range(number)]
         self._pool = ThreadPoolExecutor(number)
