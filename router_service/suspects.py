@@ -47,7 +47,8 @@ class Suspects:
         """A step that computed these was committed."""
         if not self._num_broken:
             return
-        for request in computed:
+        ended = [request for request in self._num_broken if request.finish_reason is not None]
+        for request in (*computed, *ended):
             self._num_broken.pop(request, None)
         if self._is_of_first(computed):
             self._queue.popleft()
@@ -56,7 +57,7 @@ class Suspects:
         """Nothing of the one that should be alone can be computed now. False when there is none."""
         if self.alone is None:
             return False
-        del self._num_broken[self._queue.popleft()]
+        self._num_broken.pop(self._queue.popleft(), None)
         return True
 
     def _is_of_first(self, computed: Sequence[Request]) -> bool:
