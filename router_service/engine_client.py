@@ -86,11 +86,6 @@ class EngineClient:
         """Connects; needs the running event loop."""
         self._link.start()
 
-    @property
-    def num_open(self) -> int:
-        """Answers whose consumers have not left."""
-        return len(self._answers)
-
     def fail(self, error: PointsmanError) -> None:
         """Ends every open answer and query with `error` and refuses later ones."""
         self._failure = error

@@ -48,7 +48,7 @@ class CutServing:
 @contextmanager
 def cut_serving(endpoint: str, **options: Any) -> Iterator[CutServing]:
     """options: of the server."""
-    with Relay(endpoint) as relay, ThreadPoolExecutor(8) as pool:
+    with Relay(endpoint) as relay, ThreadPoolExecutor(16) as pool:
         server = HttpServer(make_options(relay.endpoint, **options))
         ports = server.start()
         try:

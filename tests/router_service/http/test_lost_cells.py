@@ -1,5 +1,7 @@
 """Answers move from one real engine to another over encrypted channels: body, usage, routes and scores are the same."""
 
+import random
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -13,7 +15,7 @@ from tests.helpers.channel_keys import KEYS
 from tests.helpers.content_cell import ContentCell
 from tests.helpers.scripted_engine import wait_until
 from tests.router_service.http.helpers import COMPLETIONS, MODEL, make_options
-from tests.router_service.http.lost_engine import CutServing, cut_serving, facts
+from tests.router_service.http.lost_engine import LOST, CutServing, cut_serving, facts
 
 PROMPT = list(range(1, 22))
 MAX_TOKENS = 12
@@ -37,10 +39,13 @@ class Cells:
         ranks.release()
         self.serving.lead_to(self.second.service.client_endpoint)
         told = answer.result(30)
-        for cell in (self.first, self.second):
-            wait_until(lambda cell=cell: cell.client.status().num_running == 0)
+        self.wait_until_idle()
         self.serving.cut()
         return told
+
+    def wait_until_idle(self) -> None:
+        for cell in (self.first, self.second):
+            wait_until(lambda cell=cell: cell.client.status().num_running == 0)
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +102,54 @@ def test_choices_and_prompts_move_together(cells: Cells, num_steps: int) -> None
     )
     told = cells.loses_first(asked, num_steps)
     assert facts(told) == facts(cells.undisturbed.post(COMPLETIONS, json=asked))
+
+
+def body_of_any_kind(rng: random.Random, number: int) -> dict[str, Any]:
+    prompt = [rng.randrange(1, 97) for _ in range(rng.randrange(1, 30))]
+    fields = rng.choice(
+        [
+            {"n": 2, "temperature": 1},
+            {"stream": True, "return_routed_experts": "weights"},
+            {"echo": True, "logprobs": 1},
+            {"max_tokens": 0, "echo": True, "logprobs": 1},
+            {"stream": True, "logprobs": 3, "min_tokens": 1},
+            {"prompt_logprobs": 1, "return_routed_experts": True},
+        ]
+    )
+    asked = {"prompt": prompt, "max_tokens": rng.randrange(1, 40)}
+    return body(f"any {number}", **(asked | fields))
+
+
+def patient(client: httpx.Client, asked: dict[str, Any]) -> httpx.Response:
+    """Its client comes again when it is told to."""
+    while (answer := client.post(COMPLETIONS, json=asked)).status_code == 503:
+        assert LOST in answer.text
+    return answer
+
+
+def but_sources(answer: httpx.Response) -> str:
+    return re.sub(r'"prompt_tokens_details":{[^}]*}', "", facts(answer))
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_many_answers_of_every_kind_move_twice(cells: Cells, seed: int) -> None:
+    """Wherever each of them is just then, in the queue or between two tokens. The first engine, which in truth lived,
+    has in store what it had computed of those that had not begun for their clients."""
+    rng = random.Random(seed)
+    asked = [body_of_any_kind(rng, 100 * seed + number) for number in range(12)]
+    cells.serving.lead_to(cells.first.service.client_endpoint)
+    answers = [cells.serving.pool.submit(patient, cells.serving.client, one) for one in asked]
+    for cell, other in ((cells.first, cells.second), (cells.second, cells.first)):
+        steps = cell.ranks.content.steps
+        num_steps = len(steps) + rng.randrange(3, 12)
+        wait_until(lambda steps=steps, end=num_steps: len(steps) >= end)
+        cells.serving.cut()
+        cells.serving.lead_to(other.service.client_endpoint)
+    for one, answer in zip(asked, answers, strict=True):
+        whole = cells.undisturbed.post(COMPLETIONS, json=one)
+        assert but_sources(answer.result(30)) == but_sources(whole)
+    cells.wait_until_idle()
+    cells.serving.cut()
 
 
 def test_a_stop_string_is_found_behind_the_loss(cells: Cells) -> None:
