@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import zmq
+from zmq.error import ZMQBaseError
 
 from cluster.channel_keys import PeerKeys
 from cluster.errors import CellError, ConfigError
@@ -99,7 +100,7 @@ class _BoundSocket(_Socket):
                 port = self.socket.bind_to_random_port(address, first, end, max_tries=100)
             else:
                 self.socket.bind(f"{address}:{port}")
-        except zmq.ZMQError as error:
+        except ZMQBaseError as error:
             raise CellError(f"{address}:{port or '*'} cannot be bound: {error}") from error
         return f"{address}:{port}"
 

@@ -47,6 +47,7 @@ class CellWatch:
         servers = self._cell.http_servers
         while not stop.is_set():
             servers.start_due()
+            servers.end_hanging()
             if (overdue := servers.end_overdue()) is not None:
                 return overdue
             failure = self._turn(servers.calls, WATCH_SECONDS, servers.take)

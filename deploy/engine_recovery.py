@@ -12,12 +12,9 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from cluster.log import logger
+from deploy.pulse import HANG_SECONDS, Pulse
 from router_service.engine_life import EngineLife
 
-PULSE_SECONDS = 5.0
-"""So often an engine is asked for a sign of life."""
-HANG_SECONDS = 15.0
-"""One that gives none within this time hangs: it has to answer beside whatever it does."""
 RETRY_SECONDS = 0.5
 """Between a start that failed and the next one."""
 STEADY_SECONDS = 60.0
@@ -25,6 +22,7 @@ STEADY_SECONDS = 60.0
 MAX_IN_A_ROW = 6
 """More than answers are asked for again: one of them that ends every engine is given up before the cell is."""
 
+_HANGS = f"it hangs: no sign of life for {HANG_SECONDS:g} s"
 _LOG = logger("recovery")
 Call = Any
 """What a call to another process will give."""
@@ -84,8 +82,7 @@ class EngineRecovery:
         self._start_at = 0.0
         self._back_seconds = clock()
         self._num_in_a_row = 0
-        self._pulse: Call | None = None
-        self._pulse_seconds = clock()
+        self._pulse = Pulse(process.pulse, process.result, clock=clock)
 
     @property
     def is_under_way(self) -> bool:
@@ -110,7 +107,7 @@ class EngineRecovery:
 
     def tick(self) -> str | None:
         if self._lost_seconds is None:
-            return self._feel_pulse()
+            return self.lost(_HANGS) if self._pulse.hangs() else None
         if self._clock() > self._lost_seconds + self._limit_seconds:
             return (
                 f"the engine was lost and is not back within {self._limit_seconds:g} s (--recovery-limit): "
@@ -127,8 +124,9 @@ class EngineRecovery:
         done, result = self._process.result(start)
         if done:
             self._process.run(result)
-            self._lost_seconds, self._start, self._pulse = None, None, None
-            self._back_seconds = self._pulse_seconds = self._clock()
+            self._lost_seconds, self._start = None, None
+            self._back_seconds = self._clock()
+            self._pulse.begin()
             _LOG.warning("engine started again life=%d", self._number)
             self._on_back()
         elif result is not None:
@@ -136,15 +134,3 @@ class EngineRecovery:
             self._process.kill()
             self._reason, self._start = str(result), None
             self._start_at = self._clock() + RETRY_SECONDS
-
-    def _feel_pulse(self) -> str | None:
-        """A call that fails tells of a death, which is told to `lost`."""
-        now = self._clock()
-        if self._pulse is None:
-            if now >= self._pulse_seconds + PULSE_SECONDS:
-                self._pulse, self._pulse_seconds = self._process.pulse(), now
-        elif self._process.result(self._pulse) != (False, None):
-            self._pulse = None
-        elif now >= self._pulse_seconds + HANG_SECONDS:
-            return self.lost(f"it hangs: no sign of life for {HANG_SECONDS:g} s")
-        return None

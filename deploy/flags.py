@@ -48,8 +48,9 @@ CELL_FLAGS = (
          {"choices": ["auto", "gloo", "nccl"]}),
     Flag("--deterministic", "cell.deterministic", "byte-equal results whatever is cached, chunked, replayed or "
          "beside it (float32 on CPU, slower)", {"action": "store_const", "const": True}),
-    Flag("--recovery-limit", "cell.recovery_limit_seconds", "so long may ranks that died or hang take to come back, "
-         "while requests wait; 0: the first loss ends the cell", {"type": float, "metavar": "SECONDS"}),
+    Flag("--recovery-limit", "cell.recovery_limit_seconds", "so long may ranks, or the engine, that died or hang "
+         "take to come back, while requests wait; 0: the first loss ends the cell",
+         {"type": float, "metavar": "SECONDS"}),
     Flag("--max-num-batched-tokens", "scheduler.max_num_batched_tokens", "most tokens per rank and step", _N),
     Flag("--max-num-seqs", "scheduler.max_num_seqs", "most running sequences per rank", _N),
 )  # fmt: skip

@@ -1,5 +1,5 @@
 """The HTTP servers of a cell: actors that share a pair of ports. One that ends loses its own connections and is started
-again while the others go on."""
+again while the others go on, and so is one that hangs."""
 
 import contextlib
 import time
@@ -11,8 +11,10 @@ import ray
 import ray.exceptions
 
 from cluster.log import logger
-from deploy.actor_calls import end_of, result_of
+from deploy.actor_calls import end_of, result_of, result_so_far
 from deploy.actors.http_server import StartedHttpServer
+from deploy.processes import kill_process
+from deploy.pulse import HANG_SECONDS, Pulse
 from router_service.http_server import BoundPorts
 
 START_PAUSE_SECONDS = 5.0
@@ -36,6 +38,7 @@ class _Server:
     started_seconds: float
     num_failed_starts: int
     """In a row, right before this one."""
+    pulse: Pulse
     pid: int | None = None
 
     @property
@@ -60,11 +63,15 @@ class HttpServers:
         num_servers: int,
         *,
         kill_actor: Callable[[Any], None] | None = None,
+        kill_process: Callable[[int], None] = kill_process,
+        result: Callable[[Any], tuple[bool, Any]] = result_so_far,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._make_actor = make_actor
         self._num_servers = num_servers
         self._kill_actor = kill_actor or _kill
+        self._kill_process = kill_process
+        self._result = result
         self._clock = clock
         self._servers: list[_Server] = []
         self._next_starts: list[_NextStart] = []
@@ -125,6 +132,16 @@ class HttpServers:
             self._start_later(server, reason)
         return None
 
+    def end_hanging(self) -> None:
+        """Kills those that serve and give no sign of life; what follows is that of any other death."""
+        for server in self._servers:
+            if server.pid is not None and server.pulse.hangs():
+                _LOG.error(
+                    "http server hangs pid=%d: no sign of life for %g s", server.pid, HANG_SECONDS
+                )
+                self._kill_process(server.pid)
+                server.pulse.begin()
+
     def drain(self, seconds: float) -> list[Any]:
         """All servers take nothing new; the calls end when their answers have, or after `seconds`. None is started
         again, and those that do not serve yet are ended."""
@@ -146,13 +163,15 @@ class HttpServers:
 
     def _begin(self, actor: Any, num_failed_starts: int = 0) -> _Server:
         call = actor.start.remote(self.ports)
-        server = _Server(actor, call, self._clock(), num_failed_starts)
+        pulse = Pulse(actor.pulse.remote, self._result, clock=self._clock)
+        server = _Server(actor, call, self._clock(), num_failed_starts, pulse)
         self._servers.append(server)
         return server
 
     def _serve(self, server: _Server, started: StartedHttpServer) -> None:
         self.ports = started.ports
         server.pid = started.pid
+        server.pulse.begin()
         server.call = server.actor.run.remote()
         _LOG.info("http server serves pid=%d port=%d", started.pid, started.ports.port)
 

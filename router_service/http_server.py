@@ -157,6 +157,15 @@ class HttpServer:
         assert self._sockets, "start comes first"
         self._ended.result()
 
+    def takes_turns(self, seconds: float) -> bool:
+        """Whether the event loop takes one within that time."""
+        loop = self._loop
+        if loop is None or not self._thread.is_alive():
+            return False
+        taken = threading.Event()
+        loop.call_soon_threadsafe(taken.set)
+        return taken.wait(seconds)
+
     def drain(self, seconds: float) -> bool:
         """Takes no new connection and no new request; returns when none is open any more, or after `seconds`: whether
         none is. The admin port stays. `stop` comes next; it ends the wait too."""

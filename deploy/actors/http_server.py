@@ -10,6 +10,7 @@ from cluster.channel_keys import PeerKeys
 from cluster.config import Config
 from cluster.log import configure_logging
 from deploy.cell_plan import CellPlan
+from deploy.pulse import HANG_SECONDS
 from router_service.api_keys import HttpKeys
 from router_service.http_protocol import ConnectionLimits
 from router_service.http_server import BoundPorts, HttpServerOptions
@@ -87,6 +88,10 @@ class HttpServer:
 
     def run(self) -> None:
         self._service.wait()
+
+    def pulse(self) -> bool:
+        """That the process lives and its event loop takes turns; late where it does not."""
+        return self._service.takes_turns(2 * HANG_SECONDS)
 
     def drain(self, seconds: float) -> bool:
         return self._service.drain(seconds)

@@ -2,6 +2,7 @@ import pytest
 import zmq
 
 from cluster.channel import (
+    FREE_PORTS,
     QUEUE_BOUND,
     SILENT_SECONDS,
     DealerSocket,
@@ -56,3 +57,26 @@ def test_a_connection_to_a_host_that_is_silent_ends_and_nothing_waits_for_it_wit
         assert option(zmq.TCP_KEEPALIVE) == 1
         assert option(zmq.TCP_KEEPALIVE_IDLE) + at_rest <= SILENT_SECONDS
         assert 0 < option(zmq.SNDHWM) <= QUEUE_BOUND
+
+
+def test_a_port_that_was_taken_is_taken_again_by_the_next_owner_and_by_nobody_beside_it() -> None:
+    with RouterSocket() as first:
+        endpoint = first.bind("127.0.0.1")
+        port = int(endpoint.rpartition(":")[2])
+        assert port in FREE_PORTS
+        with (
+            RouterSocket() as beside,
+            pytest.raises(
+                CellError, match=f"tcp://127.0.0.1:{port} cannot be bound: Address already"
+            ),
+        ):
+            beside.bind("127.0.0.1", port)
+        with DealerSocket("peer") as peer:
+            peer.connect(endpoint)
+            peer.send(b"to the first")
+            assert first.receive(5.0) == (b"peer", b"to the first")
+            first.close()
+            with RouterSocket() as second:
+                assert second.bind("127.0.0.1", port) == endpoint
+                peer.send(b"to the second")
+                assert second.receive(5.0) == (b"peer", b"to the second")

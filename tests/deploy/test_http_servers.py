@@ -12,6 +12,7 @@ from deploy.http_servers import (
     START_SECONDS,
     HttpServers,
 )
+from deploy.pulse import HANG_SECONDS, PULSE_SECONDS
 from router_service.http_server import BoundPorts
 
 A_LITTLE = 0.1
@@ -33,6 +34,7 @@ class SilentActor:
     start: Method = field(default_factory=Method)
     run: Method = field(default_factory=Method)
     drain: Method = field(default_factory=Method)
+    pulse: Method = field(default_factory=Method)
 
 
 class Fleet:
@@ -42,10 +44,13 @@ class Fleet:
         self.now = 1000.0
         self.made: list[SilentActor] = []
         self.killed: list[Any] = []
+        self.killed_processes: list[int] = []
         self.servers = HttpServers(
             self._make,
             num_serving + num_silent,
             kill_actor=self.killed.append,
+            kill_process=self.killed_processes.append,
+            result=lambda _: (False, None),
             clock=lambda: self.now,
         )
         for _ in range(num_serving):
@@ -126,3 +131,16 @@ def test_while_answers_end_no_server_begins() -> None:
     assert fleet.killed == [fleet.made[1], fleet.made[2]]
     fleet.after(2 * START_PAUSE_SECONDS)
     assert len(fleet.made) == 3
+
+
+def test_one_that_serves_and_hangs_is_killed_and_one_that_starts_is_not() -> None:
+    fleet = Fleet(num_serving=1, num_silent=1)
+    for _ in range(int(PULSE_SECONDS + HANG_SECONDS) - 1):
+        fleet.now += 1.0
+        fleet.servers.end_hanging()
+    assert fleet.killed_processes == []
+    fleet.now += 1.0
+    fleet.servers.end_hanging()
+    assert fleet.killed_processes == [7]
+    assert fleet.made[1].pulse.calls == []
+    assert fleet.killed == []  # what is said of its end comes with its call

@@ -350,7 +350,9 @@ def test_a_directory_that_cannot_be_read_in_time_is_refused_and_the_cell_serves_
         cell.checkpoints.may_read.set()
 
 
-def test_a_rank_that_dies_while_it_loads_ends_the_cell_as_elsewhere(cell: ContentCell) -> None:
+def test_a_rank_that_dies_while_it_loads_ends_a_cell_that_does_not_recover(
+    cell: ContentCell,
+) -> None:
     cell.client.submit("running", PROMPT, LONG)
     cell.client.wait_for_token("running")
     cell.ranks.silent_loaders.add(1)
