@@ -18,10 +18,13 @@ PROMPT = random_prompt(37, seed=3)
 MAX_TOKENS = 12
 DRAWN: dict[str, Any] = {"temperature": 1.0, "top_p": 0.9, "seed": 1234}
 ASKED: dict[str, dict[str, Any]] = {
-    "second choice": DRAWN | {"top_k": 200, "min_p": 0.001, "choice": 1},
-    "min_tokens": DRAWN | {"min_tokens": 7, "barred_token_ids": tuple(range(0, 3000, 3))},
-    "rules": DRAWN
+    "everything that looks back": DRAWN
     | {
+        "choice": 1,
+        "top_k": 200,
+        "min_p": 0.001,
+        "min_tokens": 7,
+        "barred_token_ids": tuple(range(0, 3000, 40)),
         "rules": LogitRules(
             repetition_penalty=1.3,
             frequency_penalty=0.7,
@@ -29,14 +32,14 @@ ASKED: dict[str, dict[str, Any]] = {
             biased_token_ids=(13, 200),
             biases=(15.0, 15.0),
             bad_words=((13, 13), (200, 13)),
-        )
+        ),
     },
-    "grammar": DRAWN
+    "a grammar": DRAWN
     | {
         "rules": LogitRules(grammar=grammar_text("regex", "[a-e]{14}(-[0-9]{2}){5}")),
         "stop_token_ids": (2, 0),
     },
-    "alternatives": {
+    "greedy with alternatives": {
         "num_top_logprobs": 4,
         "score_prompt": True,
         "num_prompt_alternatives": 3,

@@ -91,7 +91,7 @@ def test_an_answer_is_the_one_that_it_would_have_been(
     assert facts(told) == facts(cells.undisturbed.post(COMPLETIONS, json=asked))
 
 
-@pytest.mark.parametrize("num_steps", [1, 4, 8])
+@pytest.mark.parametrize("num_steps", [1, 8])
 def test_choices_and_prompts_move_together(cells: Cells, num_steps: int) -> None:
     asked = body(
         f"together {num_steps}",
@@ -131,12 +131,11 @@ def but_sources(answer: httpx.Response) -> str:
     return re.sub(r'"prompt_tokens_details":{[^}]*}', "", facts(answer))
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_many_answers_of_every_kind_move_twice(cells: Cells, seed: int) -> None:
+def test_many_answers_of_every_kind_move_twice(cells: Cells) -> None:
     """Wherever each of them is just then, in the queue or between two tokens. The first engine, which in truth lived,
     has in store what it had computed of those that had not begun for their clients."""
-    rng = random.Random(seed)
-    asked = [body_of_any_kind(rng, 100 * seed + number) for number in range(12)]
+    rng = random.Random(2)
+    asked = [body_of_any_kind(rng, number) for number in range(12)]
     cells.serving.lead_to(cells.first.service.client_endpoint)
     answers = [cells.serving.pool.submit(patient, cells.serving.client, one) for one in asked]
     for cell, other in ((cells.first, cells.second), (cells.second, cells.first)):
