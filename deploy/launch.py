@@ -95,6 +95,7 @@ def _launch(
         lambda rank: _start_worker(plan, reservation, rank, keys),
         (started.workers, started.routes),
         config.cell.recovery_limit_seconds,
+        engine_life=lambda: engine.life,
     )
     ranks.actors.update(enumerate(actors))
     engine.run(started)

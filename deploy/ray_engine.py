@@ -24,8 +24,11 @@ class RayEngine:
         """None while no engine serves."""
         self._pid: int | None = None
         self.ports = (0, 0, 0)
+        self.life = 0
+        """Its number."""
 
     def start(self, life: EngineLife, fingerprint: str) -> Any:
+        self.life = life.number
         self.actor = self._make_actor(life, fingerprint)
         return self.actor.started.remote()
 

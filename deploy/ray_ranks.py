@@ -25,11 +25,15 @@ class RayRanks:
         make_actor: Callable[[int], Any],
         endpoints: tuple[str, str],
         timeout_seconds: float,
+        *,
+        engine_life: Callable[[], int],
     ) -> None:
-        """endpoints: of the engine, for workers and for routes. timeout_seconds: to join a group."""
+        """endpoints: of the engine, for workers and for routes. timeout_seconds: to join a group. engine_life: of the
+        engine that is there, or comes next."""
         self._make_actor = make_actor
         self._endpoints = endpoints
         self._timeout_seconds = timeout_seconds
+        self._engine_life = engine_life
         self.actors: dict[int, Any] = {}
         self.calls: dict[int, Any] = {}
         """Of those that serve; one that ends means that the process did, or could not go on."""
@@ -73,7 +77,9 @@ class RayRanks:
             "rank ready rank=%d pid=%d host=%s device=%s",
             *(rank, loaded.pid, loaded.place.host, loaded.place.device),
         )
-        self.calls[rank] = self.actors[rank].run.remote(*self._endpoints, generation)
+        self.calls[rank] = self.actors[rank].run.remote(
+            *self._endpoints, generation, self._engine_life()
+        )
 
     def pulse(self, rank: int) -> Any:
         return self.actors[rank].pulse.remote()

@@ -51,17 +51,20 @@ def run_worker(
     route_endpoint: str,
     keys: PeerKeys | None = None,
     generation: int = 0,
+    engine_life: int = 0,
 ) -> None:
     """Serves the engine until WorkerStop; the group has ended when this returns.
 
     keys: None only where the engine is on this host and has none either.
     generation: of the group that the worker has joined, the first of this process
+    engine_life: of the engine that is there by now, see JoinGroup
 
     A broken exchange is told to the engine, and the worker waits for another group. Any other failure is told and then
     raised.
     """
     engine, routes = DealerSocket(str(RankName(rank, generation)), keys), PushSocket(keys)
     loop = _WorkerLoop(worker, rank, place, engine, routes, generation)
+    loop.engine_life = engine_life
     try:
         engine.connect(engine_endpoint)
         routes.connect(route_endpoint)
@@ -92,7 +95,8 @@ class _WorkerLoop:
         self._routes = routes
         self._decoder: Decoder[ToWorker] = Decoder(ToWorker)
         self._generation = generation
-        self._engine_life = 0
+        self.engine_life = 0
+        """Whose words the worker knows."""
         self._step_id = NO_STEP
         self._incarnation = secrets.token_hex(8)
 
@@ -185,9 +189,9 @@ class _WorkerLoop:
         self._leave_group(self._generation, broken)
 
     def _join(self, message: JoinGroup) -> None:
-        if message.engine_life != self._engine_life:
+        if message.engine_life != self.engine_life:
             self._worker.forget_engine()
-            self._engine_life = message.engine_life
+            self.engine_life = message.engine_life
         expected, mine = message.model_fingerprint, self._worker.identity.model_fingerprint
         if expected not in ("", mine):
             raise CellError(f"this rank serves weights {mine}, the cell {expected}")

@@ -93,7 +93,9 @@ class ExpertWorker:
         """Fraction of this rank's weights that are loaded."""
         return self._fraction
 
-    def run(self, engine_endpoint: str, route_endpoint: str, generation: int = 0) -> None:
+    def run(
+        self, engine_endpoint: str, route_endpoint: str, generation: int, engine_life: int
+    ) -> None:
         assert self._worker is not None, "run before load"
         use_one_compute_thread()
         run_worker(
@@ -104,6 +106,7 @@ class ExpertWorker:
             route_endpoint=route_endpoint,
             keys=self._keys,
             generation=generation,
+            engine_life=engine_life,
         )
 
     def _note_progress(self, done_bytes: int, total_bytes: int) -> None:

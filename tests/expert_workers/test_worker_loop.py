@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -136,7 +137,10 @@ def run_cell(engine: Callable[[SocketCell], Any], serve: Callable[[RankContext],
 
 
 def serve_until_stopped(
-    context: RankContext, options: WorkerOptions | None = None, generation: int = 0
+    context: RankContext,
+    options: WorkerOptions | None = None,
+    generation: int = 0,
+    engine_life: int = 0,
 ) -> str:
     """How the loop ended: "stopped" or the error. options: of a group that meets elsewhere than the first one."""
     store = context.store("endpoints")
@@ -154,6 +158,7 @@ def serve_until_stopped(
             engine_endpoint=engine,
             route_endpoint=routes,
             generation=generation,
+            engine_life=engine_life,
         )
     except CellError as error:
         return type(error).__name__
@@ -353,6 +358,25 @@ def test_a_rank_forgets_what_an_engine_of_another_life_had_told_it() -> None:
     assert (first, second) == ("StepRefusedError", "stopped")
     (failed,) = [failure for failure in failures if isinstance(failure, WorkerFailed)]
     assert "samples or scores seq 7, which rank 0 was never told of" in failed.reason
+
+
+def test_a_rank_that_came_after_an_engine_had_been_lost_keeps_what_the_present_one_told_it() -> (
+    None
+):
+    def meet_again(cell: SocketCell) -> list[ToEngineFromWorker]:
+        cell.ready_workers()
+        cell.tell(0, SequenceStart(7, 0.0, 1.0, 0))
+        rendezvous = host_store(LOOPBACK, 0, WAIT_SECONDS)
+        cell.tell_all(JoinGroup(1, LOOPBACK, rendezvous.port, WAIT_SECONDS, engine_life=1))
+        cell.ready_workers()
+        cell.tell_all(make_step(50, [ChunkSpec(7, [5, 6], [0])], dispatch="negotiated"))
+        answers = [cell.receive() for _ in range(EP_SIZE)]
+        cell.tell_all(WorkerStop())
+        return answers
+
+    first, second, answers = run_cell(meet_again, partial(serve_until_stopped, engine_life=1))
+    assert (first, second) == ("stopped", "stopped")
+    assert {type(answer) for answer in answers} == {StepResult}
 
 
 def test_a_rank_with_other_weights_than_the_cell_ends_with_a_word() -> None:
