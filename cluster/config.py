@@ -127,6 +127,9 @@ class ClusterSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     num_hosts: int = 0
     """So many must be there, whichever they are."""
     hosts_timeout_seconds: float = 300.0
+    head_timeout_seconds: float = 30.0
+    """So long a cell serves without Ray's head. Ray's own processes end after 60 s without it, unless they are started
+    with another RAY_gcs_rpc_server_reconnect_timeout_s."""
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -204,6 +207,7 @@ def _check_ranges(config: Config) -> None:
         ("store.fsync_seconds", store.fsync_seconds, 0, 3600),
         ("cluster.num_hosts", config.cluster.num_hosts, 0, 4096),
         ("cluster.hosts_timeout_seconds", config.cluster.hosts_timeout_seconds, 0, 86400),
+        ("cluster.head_timeout_seconds", config.cluster.head_timeout_seconds, 1, 86400),
         ("http.port", http.port, 0, 65535),
         ("http.admin_port", http.admin_port, 0, 65535),
         ("http.servers", http.servers, 1, 64),

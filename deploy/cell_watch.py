@@ -46,6 +46,8 @@ class CellWatch:
     def until(self, stop: threading.Event) -> str | None:
         servers = self._cell.http_servers
         while not stop.is_set():
+            if (failure := self._cell.head.look()) is not None:
+                return failure
             servers.start_due()
             servers.end_hanging()
             if (overdue := servers.end_overdue()) is not None:

@@ -13,7 +13,7 @@ from deploy.cell_plan import CellPlan
 from deploy.flags import CELL_GROUPS, CHECK_GROUPS, SERVE_GROUPS, add_settings, given
 from deploy.json_output import check_writable, write_json
 from deploy.ray_authentication import check_ray_authentication
-from deploy.ray_environment import set_ray_environment
+from deploy.ray_environment import set_joined_ray_environment, set_ray_environment
 
 INTERRUPTED = 130
 _SERVE_END = """\
@@ -310,7 +310,7 @@ def _serve(config: Config) -> int:
     """Ray is imported late: it must find its environment set."""
     check_ray_authentication(os.environ)
     if config.cluster.address:
-        set_ray_environment(joins=True)
+        set_joined_ray_environment(config.cluster.head_timeout_seconds)
         from deploy.joined_ray import JoinedRay
         from deploy.supervisor import serve
 

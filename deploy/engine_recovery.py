@@ -36,6 +36,10 @@ class EngineProcess(Protocol):
         """Of the last one that has started."""
         ...
 
+    def can_start(self) -> bool:
+        """Whether `start` can be carried out now: not while Ray's head is away."""
+        ...
+
     def start(self, life: EngineLife, fingerprint: str) -> Call:
         """A new one, when there is none. What comes of it is taken by `run`. fingerprint: of the weights that the
         ranks serve"""
@@ -115,7 +119,7 @@ class EngineRecovery:
             )
         if self._start is not None:
             self._look_at_start(self._start)
-        elif self._clock() >= self._start_at:
+        elif self._clock() >= self._start_at and self._process.can_start():
             life = EngineLife(self._number, self._process.ports, self._lost_seconds)
             self._start = self._process.start(life, self._fingerprint())
         return None

@@ -65,13 +65,16 @@ class HttpServers:
         kill_actor: Callable[[Any], None] | None = None,
         kill_process: Callable[[int], None] = kill_process,
         result: Callable[[Any], tuple[bool, Any]] = result_so_far,
+        can_start: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """can_start: whether `make_actor` would not wait"""
         self._make_actor = make_actor
         self._num_servers = num_servers
         self._kill_actor = kill_actor or _kill
         self._kill_process = kill_process
         self._result = result
+        self._can_start = can_start
         self._clock = clock
         self._servers: list[_Server] = []
         self._next_starts: list[_NextStart] = []
@@ -114,6 +117,8 @@ class HttpServers:
         """Starts again what has waited for it."""
         now = self._clock()
         due = [start for start in self._next_starts if start.due_seconds <= now]
+        if not due or not self._can_start():
+            return
         self._next_starts = [start for start in self._next_starts if start.due_seconds > now]
         for start in due:
             self._begin(self._make_actor(), start.num_failed_starts)

@@ -22,6 +22,7 @@ from deploy.cell_plan import CellPlan
 from deploy.engine_link import EngineLink
 from deploy.http_servers import HttpServers
 from deploy.ray_engine import RayEngine
+from deploy.ray_head import RayHead, end_actors
 from deploy.ray_ranks import RayRanks
 from deploy.reservation import Reservation, reserve
 from deploy.room import CellDemand
@@ -54,6 +55,7 @@ class Cell:
     link: EngineLink
     ranks: RayRanks
     http_servers: HttpServers
+    head: RayHead
 
 
 def launch_cell(
@@ -64,13 +66,15 @@ def launch_cell(
     Raises CellError naming the part that failed, DeadlineError when `cell.placement_timeout_seconds` or
     `cell.start_timeout_seconds` is over. Then nothing of it runs and nothing is reserved any more.
     """
+    head = RayHead(config.cluster)
     reservation = reserve_cell(
         plan, config.cell.placement_timeout_seconds, num_http_servers=config.http.servers
     )
     try:
-        return _launch(config, plan, reservation, progress, http_keys or HttpKeys())
+        return _launch(config, plan, reservation, head, progress, http_keys or HttpKeys())
     except BaseException:
-        reservation.release()
+        if head.answers():
+            reservation.release()
         raise
 
 
@@ -78,6 +82,7 @@ def _launch(
     config: Config,
     plan: CellPlan,
     reservation: Reservation,
+    head: RayHead,
     progress: Progress,
     http_keys: HttpKeys,
 ) -> Cell:
@@ -88,7 +93,8 @@ def _launch(
     engine = RayEngine(
         lambda life, expected: front_actor(Engine, reservation).remote(
             config, plan, expected, keys.engine, life
-        )
+        ),
+        head,
     )
     started = result_of(engine.start(EngineLife(), fingerprint), deadline, "the engine")
     ranks = RayRanks(
@@ -96,6 +102,7 @@ def _launch(
         (started.workers, started.routes),
         config.cell.recovery_limit_seconds,
         engine_life=lambda: engine.life,
+        head=head,
     )
     ranks.actors.update(enumerate(actors))
     engine.run(started)
@@ -109,9 +116,11 @@ def _launch(
             config, plan, started.clients, keys.http_server, http_keys, trace_environment=traces
         ),
         config.http.servers,
+        kill_actor=lambda actor: end_actors([actor], head),
+        can_start=head.answers,
     )
     http_servers.start(BoundPorts(config.http.port, config.http.admin_port), deadline)
-    return Cell(plan, reservation, engine, link, ranks, http_servers)
+    return Cell(plan, reservation, engine, link, ranks, http_servers, head)
 
 
 def num_ray_cpus(ep_size: int, num_http_servers: int) -> int:

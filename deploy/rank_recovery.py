@@ -33,6 +33,10 @@ Call = Any
 class RankProcesses(Protocol):
     """Processes by rank, in Ray."""
 
+    def can_replace(self) -> bool:
+        """Whether processes can be started now: Ray starts none while its head is away."""
+        ...
+
     def start(self, rank: int) -> Call:
         """In place of one that ended. Gives something when the process is there; Ray may have to find room first."""
         ...
@@ -137,7 +141,7 @@ class RankRecovery:
         self._look_at_pulses()
         if self._attempt is not None:
             self._advance(self._attempt)
-        elif not self._pulses and (self._dead or self._is_due()):
+        elif not self._pulses and (self._dead or self._is_due()) and self._can_begin():
             self._begin()
 
     def _take(self, wanted: GroupWanted) -> None:
@@ -174,6 +178,9 @@ class RankRecovery:
 
     def _is_due(self) -> bool:
         return self._regroup_at is not None and self._clock() >= self._regroup_at
+
+    def _can_begin(self) -> bool:
+        return not self._dead or self._processes.can_replace()
 
     def _look_at_pulses(self) -> None:
         self._pulses = {

@@ -10,15 +10,17 @@ import ray.exceptions
 from deploy.actor_calls import result_so_far
 from deploy.actors.engine import StartedEngine
 from deploy.processes import kill_process
+from deploy.ray_head import RayHead
 from router_service.engine_life import EngineLife
 
 
 class RayEngine:
     """Owner of the actor and its endless call. `start` and `run` come first."""
 
-    def __init__(self, make_actor: Callable[[EngineLife, str], Any]) -> None:
+    def __init__(self, make_actor: Callable[[EngineLife, str], Any], head: RayHead) -> None:
         """make_actor: with the fingerprint of the weights that it expects at its ranks"""
         self._make_actor = make_actor
+        self._head = head
         self.actor: Any = None
         self.call: Any = None
         """None while no engine serves."""
@@ -26,6 +28,9 @@ class RayEngine:
         self.ports = (0, 0, 0)
         self.life = 0
         """Its number."""
+
+    def can_start(self) -> bool:
+        return self._head.answers()
 
     def start(self, life: EngineLife, fingerprint: str) -> Any:
         self.life = life.number

@@ -20,7 +20,22 @@ LAUNCHER_ENVIRONMENT = _JOINED | {
 """For `ray up`, `ray exec` and `ray down`."""
 
 
-def set_ray_environment(*, joins: bool = False) -> None:
+_HEAD_PATIENCE = "RAY_gcs_rpc_server_reconnect_timeout_s"
+HEAD_PATIENCE_SECONDS = 60.0
+"""After so long without its head a process of Ray ends itself, whatever it does, if nobody says otherwise."""
+
+
+def set_ray_environment() -> None:
     """A user's own values win."""
-    for name, value in (_SETTINGS | _JOINED if joins else _SETTINGS).items():
+    _set(_SETTINGS)
+
+
+def set_joined_ray_environment(head_timeout_seconds: float) -> None:
+    """Before a Ray that runs already is joined: this process must not end before it has given its head up."""
+    patience = {_HEAD_PATIENCE: str(int(head_timeout_seconds + HEAD_PATIENCE_SECONDS))}
+    _set(_SETTINGS | _JOINED | patience)
+
+
+def _set(settings: dict[str, str]) -> None:
+    for name, value in settings.items():
         os.environ.setdefault(name, value)

@@ -13,6 +13,7 @@ from cluster.log import logger
 from deploy.actor_calls import end_of, result_so_far
 from deploy.actors.expert_worker import LoadedRank
 from deploy.processes import kill_process
+from deploy.ray_head import RayHead, tell_to_exit
 
 _LOG = logger("launch")
 
@@ -27,6 +28,7 @@ class RayRanks:
         timeout_seconds: float,
         *,
         engine_life: Callable[[], int],
+        head: RayHead,
     ) -> None:
         """endpoints: of the engine, for workers and for routes. timeout_seconds: to join a group. engine_life: of the
         engine that is there, or comes next."""
@@ -34,10 +36,14 @@ class RayRanks:
         self._endpoints = endpoints
         self._timeout_seconds = timeout_seconds
         self._engine_life = engine_life
+        self._head = head
         self.actors: dict[int, Any] = {}
         self.calls: dict[int, Any] = {}
         """Of those that serve; one that ends means that the process did, or could not go on."""
         self.loaded: dict[int, LoadedRank] = {}
+
+    def can_replace(self) -> bool:
+        return self._head.answers()
 
     def start(self, rank: int) -> Any:
         self.actors[rank] = self._make_actor(rank)
@@ -47,8 +53,14 @@ class RayRanks:
         self.calls.pop(rank, None)
         self._kill_actor(rank)
         loaded = self.loaded.get(rank)
-        if loaded is not None:
-            _kill_process(loaded)  # a stopped one does not hear Ray
+        if loaded is None:
+            return
+        if loaded.place.host == ray.util.get_node_ip_address():
+            kill_process(loaded.pid)  # a stopped one does not hear Ray
+        elif self._head.answers():
+            _kill_there(loaded)
+        else:
+            tell_to_exit(self.actors[rank])
 
     def _kill_actor(self, rank: int) -> None:
         with contextlib.suppress(ray.exceptions.RayError):
@@ -100,9 +112,6 @@ class RayRanks:
         return None
 
 
-def _kill_process(loaded: LoadedRank) -> None:
-    if loaded.place.host == ray.util.get_node_ip_address():
-        kill_process(loaded.pid)
-        return
+def _kill_there(loaded: LoadedRank) -> None:
     there = NodeAffinitySchedulingStrategy(loaded.node_id, soft=False)
     ray.remote(kill_process).options(num_cpus=0, scheduling_strategy=there).remote(loaded.pid)

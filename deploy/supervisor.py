@@ -21,10 +21,14 @@ from deploy.exposure import exposures
 from deploy.ground import Ground
 from deploy.launch import Cell, launch_cell
 from deploy.rank_map import map_lines
+from deploy.ray_head import end_actors
 from router_service.api_keys import HttpKeys
 
 STOP_SECONDS = 2.0
 """HTTP server first, then engine and workers get so long to leave by themselves."""
+
+HEAD_DRAIN_SECONDS = 15.0
+"""Answers that have begun may end within this time when Ray's head is lost, before Ray's own processes give up."""
 
 _LOG = logger("serve")
 
@@ -99,6 +103,8 @@ def _serve_in(
     failure = watch.until(signals.stop)
     if failure is None:
         failure = watch.drain(config.http.drain_seconds, signals.at_once)
+    elif cell.head.is_away:
+        watch.drain(min(config.http.drain_seconds, HEAD_DRAIN_SECONDS), signals.at_once)
     take_down(cell, failure or "the server is stopping")
     if failure is not None:
         raise CellError(failure)
@@ -126,9 +132,7 @@ def take_down(cell: Cell, reason: str) -> None:
     ray.wait(calls, num_returns=len(calls), timeout=STOP_SECONDS)
     cell.http_servers.kill()
     cell.engine.kill()
-    for actor in cell.ranks.actors.values():
-        with contextlib.suppress(ray.exceptions.RayError):
-            ray.kill(actor)
+    end_actors([*cell.ranks.actors.values()], cell.head)
 
 
 def on_signals(handler: Callable[[int, FrameType | None], object]) -> None:

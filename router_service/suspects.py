@@ -47,8 +47,7 @@ class Suspects:
         """A step that computed these was committed."""
         if not self._num_broken:
             return
-        ended = [request for request in self._num_broken if request.finish_reason is not None]
-        for request in (*computed, *ended):
+        for request in computed:
             self._num_broken.pop(request, None)
         if self._is_of_first(computed):
             self._queue.popleft()
@@ -57,7 +56,7 @@ class Suspects:
         """Nothing of the one that should be alone can be computed now. False when there is none."""
         if self.alone is None:
             return False
-        self._num_broken.pop(self._queue.popleft(), None)
+        del self._num_broken[self._queue.popleft()]
         return True
 
     def _is_of_first(self, computed: Sequence[Request]) -> bool:

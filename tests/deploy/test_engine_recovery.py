@@ -23,6 +23,10 @@ class Process:
     ports: tuple[int, int, int] = PORTS
     asked: list[Any] = field(default_factory=list)
     calls: dict[str, tuple[bool, Any]] = field(default_factory=dict)
+    is_head_away: bool = False
+
+    def can_start(self) -> bool:
+        return not self.is_head_away
 
     def start(self, life: EngineLife, fingerprint: str) -> str:
         self.asked.append((life.number, life.ports, fingerprint))
@@ -88,6 +92,19 @@ def test_another_engine_takes_the_ports_and_the_weights_of_the_lost_one() -> Non
     assert cell.process.take() == ["run engine"]
     assert cell.num_back == 1
     assert not cell.recovery.is_under_way
+
+
+def test_an_engine_that_is_lost_while_rays_head_is_away_is_started_when_it_is_back() -> None:
+    cell = Cell()
+    cell.process.is_head_away = True
+    cell.recovery.lost("SIGKILL")
+    assert cell.tick(LIMIT_SECONDS / 2) is None
+    assert cell.process.take() == ["kill"]
+
+    cell.process.is_head_away = False
+    cell.tick()
+
+    assert cell.process.take() == [(1, PORTS, "seventh")]
 
 
 def test_a_start_that_fails_is_tried_again_until_the_limit_and_then_named() -> None:

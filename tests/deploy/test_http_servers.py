@@ -45,12 +45,14 @@ class Fleet:
         self.made: list[SilentActor] = []
         self.killed: list[Any] = []
         self.killed_processes: list[int] = []
+        self.is_head_away = False
         self.servers = HttpServers(
             self._make,
             num_serving + num_silent,
             kill_actor=self.killed.append,
             kill_process=self.killed_processes.append,
             result=lambda _: (False, None),
+            can_start=lambda: not self.is_head_away,
             clock=lambda: self.now,
         )
         for _ in range(num_serving):
@@ -83,6 +85,18 @@ def test_a_start_that_hangs_is_named_given_up_and_tried_again(
     assert fleet.after(2 * START_PAUSE_SECONDS) is None
     assert len(fleet.made) == 3
     assert len(fleet.servers.calls) == 2
+
+
+def test_a_server_that_is_lost_while_rays_head_is_away_is_started_when_it_is_back() -> None:
+    fleet = Fleet(num_serving=1, num_silent=1)
+    fleet.is_head_away = True
+    fleet.after(START_SECONDS + A_LITTLE)
+    assert fleet.killed == [fleet.made[1]]
+    assert fleet.after(10 * START_PAUSE_SECONDS) is None
+    assert len(fleet.made) == 2
+    fleet.is_head_away = False
+    fleet.after(A_LITTLE)
+    assert len(fleet.made) == 3
 
 
 def test_each_further_start_has_twice_the_time_and_comes_after_twice_the_pause() -> None:

@@ -23,9 +23,13 @@ class Processes:
     """By rank that lived: the lost ones, when it was asked last."""
     holding_on: set[int] = field(default_factory=set)
     """Ranks that do not answer that they have let go."""
+    is_head_away: bool = False
 
     not_there: set[int] = field(default_factory=set)
     """Ranks for whose new process Ray has no room yet."""
+
+    def can_replace(self) -> bool:
+        return not self.is_head_away
 
     def start(self, rank: int) -> tuple[str, int]:
         self._ask("start", rank)
@@ -268,6 +272,42 @@ def test_a_process_is_known_by_the_group_that_it_was_started_for() -> None:
         {0: 0, 1: 1},
         {0: 0, 2: 2},
     ]
+
+
+def test_a_rank_that_dies_while_rays_head_is_away_is_replaced_when_it_is_back() -> None:
+    cell = Cell()
+    cell.processes.is_head_away = True
+    cell.recovery.lost(1, "SIGKILL")
+    assert cell.ticks(100.0) == []
+    assert cell.engine.lost == [1]
+    assert cell.recovery.is_under_way
+
+    cell.processes.is_head_away = False
+
+    assert cell.ticks() == [("start", 1), ("host", 0), ("load", 1), ("run in 1", 1)]
+
+
+def test_a_rank_that_hangs_while_rays_head_is_away_is_killed_and_replaced_later() -> None:
+    cell = Cell()
+    cell.processes.is_head_away = True
+    cell.engine.want(0, *SILENT)
+    cell.processes.answers |= {("pulse", rank): True for rank in (0, 2)}
+    cell.ticks()
+    assert cell.ticks(PULSE_SECONDS) == [("kill", 1)]
+    assert cell.ticks(100.0) == []
+
+    cell.processes.is_head_away = False
+
+    assert cell.ticks() == [("start", 1), ("host", 0), ("load", 1), ("run in 1", 1)]
+
+
+def test_ranks_that_all_live_meet_again_without_rays_head() -> None:
+    cell = Cell()
+    cell.processes.is_head_away = True
+    cell.engine.want(0)
+    assert cell.ticks(DEATH_SECONDS) == []
+    assert cell.ticks(DEATH_SECONDS) == [("host", 0)]
+    assert [group.generation for group in cell.engine.groups] == [1]
 
 
 def test_silent_ranks_that_all_live_meet_again_as_they_are() -> None:

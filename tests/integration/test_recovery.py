@@ -1,8 +1,7 @@
-"""Ranks and engine of a cell that serves are killed and frozen: streams go on as if nothing had been."""
+"""Ranks of a cell that serves are killed and frozen: streams go on as if nothing had been."""
 
 import os
 import signal
-from pathlib import Path
 
 import pytest
 
@@ -17,12 +16,9 @@ RECOVERY_SECONDS = 120.0
 """Far more than it takes: the machine may be busy."""
 
 
-def test_streams_go_on_token_for_token_when_ranks_die_or_hang_and_when_the_engine_dies(
-    tmp_path: Path,
-) -> None:
+def test_streams_go_on_token_for_token_when_ranks_die_or_hang() -> None:
     arguments = "--ep-size", "2", "--deterministic", "--set", "cell.step_timeout_floor_seconds=2"
-    state = "--state-dir", str(tmp_path), "--fsync-seconds", "0"
-    with Served(*arguments, *state) as served:
+    with Served(*arguments) as served:
         served.wait_until_ready()
         undisturbed = _streams(served)
         for number, (rank, kind) in enumerate([(0, signal.SIGKILL), (1, signal.SIGSTOP)], start=1):
@@ -42,22 +38,9 @@ def test_streams_go_on_token_for_token_when_ranks_die_or_hang_and_when_the_engin
             values = api.metrics()
         assert values["pointsman_recovery_seconds_count", ()] == 3
         assert values["pointsman_recovered_tokens_total", ("replayed",)] > 0
-        _assert_streams_outlive_the_engine(served, undisturbed)
         served.terminate()
         assert served.wait(30.0) == 0
         served.assert_nothing_left()
-
-
-def _assert_streams_outlive_the_engine(served: Served, undisturbed: list[StreamEnd]) -> None:
-    """What they had said they said before, so its routes are on disk."""
-    streams = OpenRequests(served, num_streams=NUM_STREAMS, max_tokens=NUM_TOKENS)
-    os.kill(served.pid_of("Engine"), signal.SIGKILL)
-    assert streams.stream_ends(RECOVERY_SECONDS) == undisturbed
-    assert _streams(served) == undisturbed
-    with CellApi(served.base_url, served.admin_url) as api:
-        values = api.metrics()
-    assert values["pointsman_recovery_seconds_count", ()] == 1
-    assert values["pointsman_recovered_tokens_total", ("replayed",)] >= NUM_STREAMS * 16
 
 
 def _streams(served: Served) -> list[StreamEnd]:
