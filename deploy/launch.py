@@ -22,7 +22,7 @@ from deploy.cell_plan import CellPlan
 from deploy.engine_link import EngineLink
 from deploy.http_servers import HttpServers
 from deploy.ray_engine import RayEngine
-from deploy.ray_head import RayHead, end_actors
+from deploy.ray_head import RayHead, end_actors, joined_head
 from deploy.ray_ranks import RayRanks
 from deploy.reservation import Reservation, reserve
 from deploy.room import CellDemand
@@ -66,7 +66,7 @@ def launch_cell(
     Raises CellError naming the part that failed, DeadlineError when `cell.placement_timeout_seconds` or
     `cell.start_timeout_seconds` is over. Then nothing of it runs and nothing is reserved any more.
     """
-    head = RayHead(config.cluster)
+    head = joined_head(config.cluster)
     reservation = reserve_cell(
         plan, config.cell.placement_timeout_seconds, num_http_servers=config.http.servers
     )

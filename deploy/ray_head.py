@@ -8,12 +8,14 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import psutil
 import ray
 import ray.exceptions
 from ray._private.worker import global_worker  # the public calls to the head have no deadline
 
 from cluster.config import ClusterSection
 from cluster.log import logger
+from deploy.gcs_process import GcsProcess
 
 ASK_SECONDS = 0.5
 """An answer takes a millisecond. Ray itself takes up to a second to give up."""
@@ -22,6 +24,8 @@ SILENCE_SECONDS = 1.5
 """Between two questions while it does not answer: whoever asks waits for each."""
 TELL_SECONDS = 3.0
 """Shorter absences are not worth a line."""
+RESTART_SECONDS = 5.0
+"""Between two tries to start it again."""
 EXIT_SECONDS = 1.0
 
 _LOG = logger("ray")
@@ -36,17 +40,20 @@ class RayHead:
         cluster: ClusterSection,
         *,
         ask: Callable[[float], bool] | None = None,
+        start_again: Callable[[], bool] | None = None,
         on_away: Callable[[], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """ask: whether the head answers within so many seconds"""
+        """ask: whether the head answers within so many seconds. start_again: its process, where that is possible and it
+        has ended"""
         self._is_own = not cluster.address
         self._limit_seconds = cluster.head_timeout_seconds
         self._ask = ask or _ask
+        self._start_again = start_again
         self._on_away = on_away or _stop_listening
         self._clock = clock
         self._silent_since: float | None = None
-        self._next_question = self._next_look = 0.0
+        self._next_question = self._next_look = self._next_start = 0.0
         self._is_told = False
 
     @property
@@ -83,17 +90,31 @@ class RayHead:
             _LOG.error("ray head away silent_seconds=%.0f", silent_seconds)
             _say(away_line(self._limit_seconds))
             self._on_away()
+        self._try_to_start(now)
         return (
             lost_line(silent_seconds, self._is_own)
             if silent_seconds >= self._limit_seconds
             else None
         )
 
+    def _try_to_start(self, now: float) -> None:
+        if self._is_told and self._start_again is not None and now >= self._next_start:
+            self._next_start = now + RESTART_SECONDS
+            if self._start_again():
+                _say("Ray's head had ended on this host and is started again")
+
     def _answered(self, now: float) -> None:
         if self._is_told and self._silent_since is not None:
             _LOG.info("ray head back after_seconds=%.0f", now - self._silent_since)
             _say("Ray's head answers again: what was lost meanwhile is replaced")
         self._silent_since, self._is_told, self._next_question = None, False, 0.0
+
+
+def joined_head(cluster: ClusterSection) -> RayHead:
+    """Of the Ray that this process has joined."""
+    address = ray.get_runtime_context().gcs_address
+    gcs = GcsProcess.find(address, psutil.process_iter()) if cluster.address else None
+    return RayHead(cluster, start_again=gcs.start_again if gcs is not None else None)
 
 
 def away_line(limit_seconds: float) -> str:

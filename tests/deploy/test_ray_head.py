@@ -4,7 +4,7 @@ the test's."""
 import pytest
 
 from cluster.config import ClusterSection
-from deploy.ray_head import LOOK_SECONDS, SILENCE_SECONDS, TELL_SECONDS, RayHead
+from deploy.ray_head import LOOK_SECONDS, RESTART_SECONDS, SILENCE_SECONDS, TELL_SECONDS, RayHead
 
 LIMIT_SECONDS = 30.0
 
@@ -15,9 +15,12 @@ class Watched:
     def __init__(self, address: str = "auto") -> None:
         self.now, self.is_silent = 100.0, False
         self.questions = self.times_away = 0
+        self.starts: list[float] = []
+        self.can_start = False
         self.head = RayHead(
             ClusterSection(address=address, head_timeout_seconds=LIMIT_SECONDS),
             ask=self._ask,
+            start_again=self._start,
             on_away=self._away,
             clock=lambda: self.now,
         )
@@ -36,6 +39,11 @@ class Watched:
         if self.is_silent:
             self.now += seconds
         return not self.is_silent
+
+    def _start(self) -> bool:
+        if self.can_start:
+            self.starts.append(self.now)
+        return self.can_start
 
     def _away(self) -> None:
         self.times_away += 1
@@ -120,3 +128,15 @@ def test_nobody_waits_for_the_same_silence_again_and_again() -> None:
     watched.is_silent = False
     watched.now += SILENCE_SECONDS
     assert watched.head.answers()
+
+
+def test_a_head_that_can_be_started_again_is_so_many_times_but_not_at_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    watched = Watched()
+    watched.is_silent = watched.can_start = True
+    watched.looks(LIMIT_SECONDS - 5)
+    assert 2 <= len(watched.starts) <= LIMIT_SECONDS / RESTART_SECONDS
+    assert watched.starts[0] - 100.0 >= TELL_SECONDS
+    told = [line for line in capsys.readouterr().err.splitlines() if "is started again" in line]
+    assert len(told) == len(watched.starts)
