@@ -23,12 +23,15 @@ lint: install
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-# Side by side what needs no cluster, then, one after the other, what starts a real one.
+# Side by side what needs no cluster: one process more than there are cores, because many tests wait. Then what starts a
+# real cluster, one after the other, and at last sixteen ranks, with nothing beside them.
 # TRACES=DIR adds the tests that replay the request traces of that folder.
 PYTEST = $(BIN)/python -m pytest $(if $(TRACES),--traces=$(TRACES)) $(PYTEST_ARGS)
+USUAL = not slow and not gpu and not system
 test: lint
-	$(PYTEST) -m "not ray and not slow and not gpu and not system" -n logical --maxprocesses=4 --dist loadfile
-	$(PYTEST) -m "ray and not slow and not gpu and not system"
+	$(PYTEST) -m "not ray and $(USUAL)" -n auto --maxprocesses=4 --dist loadfile
+	$(PYTEST) tests/integration -m "ray and not alone and $(USUAL)"
+	$(PYTEST) tests/integration -m "ray and alone and $(USUAL)"
 
 # Hosts made of network namespaces, `ray up` by ssh, sixteen ranks on four of them. Needs root; installs sshd and rsync.
 test-system: install

@@ -1,35 +1,11 @@
-"""The cell of sixteen ranks, for every test that wants one, and its place in a session: the end."""
+"""What tests are collected, where a real Ray may start, and how many processes run tests side by side."""
 
-from collections.abc import Iterator
+import os
+from pathlib import Path
 
 import pytest
 
-from tests.helpers.served import Served
-
-START_SECONDS = 360.0
-"""Longer than `cell.start_timeout_seconds`: a start that takes too long says what it waited for."""
-STOP_SECONDS = 60.0
-"""Eighteen actors, perhaps on few cores."""
-
-
-@pytest.fixture(scope="session")
-def sixteen_ranks() -> Iterator[Served]:
-    """One `pointsman serve` for the session, started by the first test that wants it. A test brings prompts or a
-    `cache_salt` of its own and leaves all features on.
-
-    A replay waits for its plan however busy the machine is. The KV pools are small: sixteen of the default size are a
-    gigabyte.
-    """
-    with Served(
-        *("--ep-size", "16", "--deterministic"),
-        *("--num-kv-blocks", "64", "--max-model-len", "1024"),
-        *("--set", "scheduler.plan_wait_seconds=60"),
-    ) as served:
-        served.wait_until_ready(START_SECONDS)
-        yield served
-        served.interrupt()
-        assert served.wait(STOP_SECONDS) == 0
-        served.assert_nothing_left(STOP_SECONDS)
+INTEGRATION = Path(__file__).parent / "integration"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -38,11 +14,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are cores: many tests wait for something, some of them for seconds."""
+    return len(os.sched_getaffinity(0)) + 1
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """No other test runs beside sixteen ranks, idle or not. Without traces there is nothing to replay."""
-    items.sort(
-        key=lambda item: isinstance(item, pytest.Function) and "sixteen_ranks" in item.fixturenames
-    )
+    """`make test` looks for tests with a real Ray in one folder. Without traces there is nothing to replay."""
+    for item in items:
+        marks = {mark.name for mark in item.iter_markers()}
+        if "ray" in marks and "slow" not in marks and not item.path.is_relative_to(INTEGRATION):
+            raise pytest.UsageError(f"{item.nodeid} starts a real Ray: it belongs in {INTEGRATION}")
     if config.getoption("--traces") is None:
         replays = [item for item in items if item.get_closest_marker("traces")]
         items[:] = [item for item in items if not item.get_closest_marker("traces")]

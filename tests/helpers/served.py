@@ -6,6 +6,7 @@ Nothing here looks at processes, ports or files that another Ray or pointsman on
 import contextlib
 import ctypes
 import os
+import random
 import re
 import shutil
 import signal
@@ -251,9 +252,12 @@ def _listens(url: str) -> bool:
 
 
 def free_port() -> int:
-    """Free a moment ago."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+    """Free a moment ago, and below those (from 32768) that the system gives to whoever asks for any: Ray takes dozens
+    before an HTTP server comes."""
+    for port in random.SystemRandom().sample(range(20_000, 32_768), 100):
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise AssertionError("a hundred ports are taken")
 
 
 def address_of(url: str) -> tuple[str, int]:

@@ -20,7 +20,11 @@ from tests.helpers.states import RequestRun
 from tests.integration.answers import EVERYTHING, Answer, answer_of, answer_of_pieces
 from tests.integration.api import CellApi, MetricValues, random_prompt, source_of
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ray, pytest.mark.alone, pytest.mark.timeout(600)]
+START_SECONDS = 360.0
+"""Longer than `cell.start_timeout_seconds`: a start that takes too long says what it waited for."""
+STOP_SECONDS = 60.0
+"""Eighteen actors, perhaps on few cores."""
 NUM_RANKS = 16
 BLOCK_SIZE = 16
 MAX_TOKENS = 4
@@ -30,6 +34,25 @@ EXPERTS_PER_RANK = SPEC.gate.num_experts // NUM_RANKS
 NEGOTIATED_MESSAGES = 3 * NUM_LAYERS * NUM_RANKS * (NUM_RANKS - 1)
 """Of one step: counts, rows and results, from every rank to every other one."""
 PLANNED_SHARE = 0.95
+
+
+@pytest.fixture(scope="module")
+def sixteen_ranks() -> Iterator[Served]:
+    """One `pointsman serve` for all. A test brings prompts or a `cache_salt` of its own and leaves all features on.
+
+    A replay waits for its plan however busy the machine is. The KV pools are small: sixteen of the default size are a
+    gigabyte.
+    """
+    with Served(
+        *("--ep-size", "16", "--deterministic"),
+        *("--num-kv-blocks", "64", "--max-model-len", "1024"),
+        *("--set", "scheduler.plan_wait_seconds=60"),
+    ) as served:
+        served.wait_until_ready(START_SECONDS)
+        yield served
+        served.interrupt()
+        assert served.wait(STOP_SECONDS) == 0
+        served.assert_nothing_left(STOP_SECONDS)
 
 
 @pytest.fixture
