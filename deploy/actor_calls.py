@@ -21,16 +21,24 @@ _OUR_EXCEPTION = re.compile(
 )
 
 
-def result_of(ref: Any, deadline: float, who: str) -> Any:
-    """A result of another process. Its failure becomes a CellError with one line."""
+START_LIMIT = "cell.start_timeout_seconds"
+
+
+def result_of(ref: Any, deadline: float, who: str, limit: str = START_LIMIT) -> Any:
+    """A result of another process. Its failure becomes a CellError with one line. limit: what the deadline follows
+    from"""
     try:
         return ray.get(ref, timeout=max(1.0, deadline - time.monotonic()))
-    except ray.exceptions.GetTimeoutError as error:
-        raise DeadlineError(f"{who} did not answer in time (cell.start_timeout_seconds)") from error
-    except ray.exceptions.RayTaskError as error:
-        raise CellError(f"{who}: {one_line(error.cause)}") from error
     except ray.exceptions.RayError as error:
-        raise CellError(f"{who}: {reason_of(error)}") from error
+        raise failure_of(error, who, limit) from error
+
+
+def failure_of(error: ray.exceptions.RayError, who: str, limit: str) -> CellError:
+    if isinstance(error, ray.exceptions.GetTimeoutError):
+        return DeadlineError(f"{who} did not answer in time ({limit})")
+    if isinstance(error, ray.exceptions.RayTaskError):
+        return CellError(f"{who}: {one_line(error.cause)}")
+    return CellError(f"{who}: {reason_of(error)}")
 
 
 @dataclass(frozen=True)

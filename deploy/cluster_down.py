@@ -1,7 +1,6 @@
 """`pointsman down`: what serves drains, then Ray ends on every host, and that nothing is left is looked at on each."""
 
 import contextlib
-import os
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,13 +9,12 @@ from pathlib import Path
 
 from cluster.errors import CellError
 from deploy import remote
+from deploy.cloud_instances import Instances, listed_instances
 from deploy.cluster_file import ClusterFile
-from deploy.ray_environment import LAUNCHER_ENVIRONMENT
 from deploy.remote_scripts import LEFT_RUNNING, NOT_DRAINED, stop_host, stop_serving
 
 HOST_SECONDS = 120.0
 RAY_DOWN_SECONDS = 900.0
-MAX_AT_ONCE = 32
 
 
 @dataclass(frozen=True)
@@ -56,19 +54,24 @@ def check_all_stopped(results: Sequence[Stopped]) -> None:
 
 
 def _stop_serving(file: ClusterFile, seconds: float) -> None:
-    """A head that is not reached is told later, as a host."""
+    """A head of one's own that is not reached is told later, as a host."""
     script = stop_serving(file.name, seconds)
     answer = remote.run(remote.on_head(file, script), seconds + HOST_SECONDS)
     for line in answer.output.splitlines():
         if line.startswith(NOT_DRAINED):
             print(line, file=sys.stderr, flush=True)
+    if answer.code != 0 and not file.is_local:
+        print(
+            f"no head was reached, so nothing has drained: {answer.reason}",
+            file=sys.stderr, flush=True,
+        )  # fmt: skip
 
 
 def _stop_own_machines(file: ClusterFile) -> None:
     """The head first: it would start Ray again on workers that lose it."""
     head, workers = file.hosts[0], file.hosts[1:]
     results = [_stop_one(file, head)]
-    with ThreadPoolExecutor(MAX_AT_ONCE) as pool:
+    with ThreadPoolExecutor(remote.MAX_AT_ONCE) as pool:
         results += pool.map(lambda host: _stop_one(file, host), workers)
     for result in results:
         print(
@@ -93,13 +96,20 @@ def _forget(file: ClusterFile) -> None:
 
 
 def _end_instances(file: ClusterFile) -> None:
-    """By the cloud, which also knows what is left. Raises CellError."""
-    environment = os.environ | LAUNCHER_ENVIRONMENT
-    ray = remote.own_program("ray")
-    ended = remote.run([ray, "down", "-y", str(file.path)], RAY_DOWN_SECONDS, environment)
+    """By the cloud, which also knows what is left. Raises CellError, also when that cannot be asked."""
+    ended = remote.run(remote.ray_launcher("down", "-y", str(file.path)), RAY_DOWN_SECONDS)
     if ended.code != 0:
         raise CellError(f"ray down {file.path} failed: {ended.reason}")
-    head = remote.run([ray, "get-head-ip", str(file.path)], HOST_SECONDS, environment)
-    if head.code == 0:
-        raise CellError(f"the head still runs after ray down: {head.reason}")
-    print("ray down ended all instances", file=sys.stderr, flush=True)
+    check_all_ended(listed_instances(file))
+    print(
+        f"the {file.provider} provider lists no head and no worker of cluster {file.name} any more",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def check_all_ended(left: Instances) -> None:
+    if left.heads or left.workers:
+        raise CellError(
+            f"still there after ray down: {left}; pointsman down again, or end them in the cloud"
+        )

@@ -65,6 +65,8 @@ def _described(path: Path, tree: Mapping[str, Any]) -> ClusterFile:
     kind = provider.get("type")
     auth = _mapping(tree.get("auth", {}), "auth")
     hosts = _hosts(provider) if kind == OWN_MACHINES else ()
+    if hosts:
+        _check_all_start(tree, len(hosts) - 1)
     if hosts and tree.get("docker"):
         raise _WrongError("docker: pointsman down stops no containers on machines of your own")
     return ClusterFile(
@@ -109,6 +111,15 @@ def _hosts(provider: Mapping[str, Any]) -> tuple[str, ...]:
         if hosts.count(host) > 1:
             raise _WrongError(f"provider: {host} is listed more than once")
     return hosts
+
+
+def _check_all_start(tree: Mapping[str, Any], num_workers: int) -> None:
+    """Ray's defaults are all of them."""
+    for key in ("min_workers", "max_workers"):
+        if key in tree and tree[key] != num_workers:
+            raise _WrongError(
+                f"{key} {tree[key]!r}: all {num_workers} worker_ips are waited for; leave it out"
+            )
 
 
 def _num_cloud_hosts(tree: Mapping[str, Any]) -> int:

@@ -1,17 +1,17 @@
 """`pointsman up`: Ray on every host of a cluster file, then `pointsman serve` on the head, until that is ready."""
 
-import os
 import re
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 from cluster.errors import CellError, ConfigError, DeadlineError
 from deploy import remote
+from deploy.cloud_instances import listed_instances
 from deploy.cluster_file import ClusterFile
-from deploy.ray_environment import LAUNCHER_ENVIRONMENT
 from deploy.remote_scripts import (
     follow_log,
     log_of,
@@ -26,6 +26,9 @@ READY_SECONDS = 3600.0
 """Hosts and cell have deadlines of their own: `cluster.hosts_timeout_seconds`, `cell.start_timeout_seconds`."""
 SHORT_SECONDS = 120.0
 TOKEN_SECONDS = 60.0
+THE_HEAD = "the head"
+"""Of a cloud, which alone knows its address."""
+_REMEDY = "; nothing was started: let this machine reach every host, or end what is left of it (pointsman down)"
 _MAP = re.compile(r"host \S+: rank \d+ on ")
 _READY = "pointsman is ready: "
 _FAILURE = "pointsman: "
@@ -38,9 +41,9 @@ def up(file: ClusterFile, serve_arguments: Sequence[str]) -> int:
     Raises ConfigError for what is missing here, CellError when it does not get ready; hosts that are up stay up then.
     """
     _check_programs()
+    check_key(file)
     _make_token(file)
-    if file.is_local:
-        _refuse_if_serving(file)
+    check_before_ray_up(file)
     _ray_up(file)
     _start(file, serve_arguments)
     told = _follow(file)
@@ -92,26 +95,51 @@ def _make_token(file: ClusterFile) -> None:
     file.token_file.chmod(0o600)  # Ray leaves that to the umask, and rsync keeps it
 
 
-def _refuse_if_serving(file: ClusterFile) -> None:
-    """`ray up` would take Ray from under it."""
-    answer = _ask_if_serving(file)
-    if (process := serving_process(answer.output)) is not None:
-        raise CellError(
-            f"cluster {file.name} serves already (process {process} on {file.hosts[0]}): "
-            f"pointsman down {file.path} first"
+def check_key(file: ClusterFile) -> None:
+    """ssh would go on without it and be refused everywhere. Raises ConfigError."""
+    if file.ssh_key is not None and not Path(file.ssh_key).expanduser().is_file():
+        raise ConfigError(
+            f"{file.path}: auth.ssh_private_key {file.ssh_key}: no such file on this machine"
         )
-    if answer.code != 0:
-        raise CellError(f"host {file.hosts[0]}: not reached by ssh: {answer.reason}")
+
+
+def check_before_ray_up(file: ClusterFile) -> None:
+    """`ray up` would take Ray from under what serves, and begin with hosts that it does not reach. Raises CellError."""
+    question = refuse_if_serving(file.name)
+    if file.is_local:
+        answers = remote.on_hosts(file, question, SHORT_SECONDS)
+    elif listed_instances(file).heads:
+        answers = {THE_HEAD: remote.run(remote.on_head(file, question), SHORT_SECONDS)}
+    else:
+        return
+    for problem in refusals(file, answers):
+        raise CellError(problem)
+
+
+def refusals(file: ClusterFile, answers: Mapping[str, remote.Answer]) -> tuple[str, ...]:
+    """Of a start on these hosts, by what they have answered to `refuse_if_serving`; empty when it may begin."""
+    serving = {host: serving_process(answer.output) for host, answer in answers.items()}
+    for host, process in serving.items():
+        if process is not None:
+            return (
+                f"cluster {file.name} serves already (process {process} on {host}): "
+                f"pointsman down {file.path} first",
+            )
+    silent = [
+        f"host {host}: not reached by ssh: {answer.reason}"
+        for host, answer in answers.items()
+        if answer.code != 0
+    ]
+    return ("; ".join(silent) + _REMEDY,) if silent else ()
 
 
 def _ray_up(file: ClusterFile) -> None:
-    command = [remote.own_program("ray"), "up", "-y", "--no-config-cache", str(file.path)]
+    command = remote.ray_launcher("up", "-y", "--no-config-cache", str(file.path))
     print(f"ray up {file.path}: {file.num_hosts} hosts", file=sys.stderr, flush=True)
     try:
         code = subprocess.run(
-            command, stdout=sys.stderr, stdin=subprocess.DEVNULL, timeout=RAY_UP_SECONDS,
-            env=os.environ | LAUNCHER_ENVIRONMENT,
-        ).returncode  # fmt: skip
+            command, stdout=sys.stderr, stdin=subprocess.DEVNULL, timeout=RAY_UP_SECONDS
+        ).returncode
     except subprocess.TimeoutExpired as error:
         raise DeadlineError(f"ray up did not end within {RAY_UP_SECONDS:g} s") from error
     if code != 0:

@@ -19,9 +19,26 @@ class Host:
 
 
 def shortfalls(plan: CellPlan, host: Host) -> tuple[str, ...]:
-    """What would start and then fail, or be killed by the kernel: one line each, empty if it fits."""
+    """Of a whole cell. What would start and then fail, or be killed by the kernel: one line each, empty if it fits."""
     lines = _gpu_shortfalls(plan, host) if plan.uses_gpus else []
-    return tuple(lines + _memory_shortfalls(plan, host.memory_bytes))
+    share = memory_shortfalls(plan, host.memory_bytes, num_ranks=plan.ep_size, has_engine=True)
+    return (*lines, *share)
+
+
+def memory_shortfalls(
+    plan: CellPlan, memory_bytes: int, *, num_ranks: int, has_engine: bool
+) -> tuple[str, ...]:
+    """Of a host that takes so many ranks of the cell, and its engine or not. Ranks on GPUs hold nothing in the host's
+    memory."""
+    num_ranks = 0 if plan.uses_gpus else num_ranks
+    engine_bytes = _engine_bytes(plan) if has_engine else 0
+    if num_ranks * _rank_bytes(plan) + engine_bytes <= memory_bytes:
+        return ()
+    parts = [_ranks_that_take(plan, num_ranks)] if num_ranks else []
+    parts += [f"an engine that takes {_engine_shares(plan)}"] if has_engine else []
+    exceed = "exceeds" if len(parts) == 1 and num_ranks <= 1 else "exceed"
+    remedy = _remedy(plan, num_ranks, memory_bytes, with_engine=has_engine)
+    return (f"{' and '.join(parts)} {exceed} this host's memory ({memory_bytes} bytes): {remedy}",)
 
 
 def _gpu_shortfalls(plan: CellPlan, host: Host) -> list[str]:
@@ -39,17 +56,10 @@ def _gpu_shortfalls(plan: CellPlan, host: Host) -> list[str]:
     return lines
 
 
-def _memory_shortfalls(plan: CellPlan, memory_bytes: int) -> list[str]:
-    """Ranks on GPUs hold nothing of theirs in the host's memory."""
-    num_ranks = 0 if plan.uses_gpus else plan.ep_size
-    if num_ranks * _rank_bytes(plan) + _engine_bytes(plan) <= memory_bytes:
-        return []
-    ranks = f"{num_ranks} ranks that take {_rank_shares(plan)} each and " if num_ranks else ""
-    exceed = "exceed" if num_ranks else "exceeds"
-    return [
-        f"{ranks}an engine that takes {_engine_shares(plan)} {exceed} this host's memory "
-        f"({memory_bytes} bytes): {_remedy(plan, num_ranks, memory_bytes, with_engine=True)}"
-    ]
+def _ranks_that_take(plan: CellPlan, num_ranks: int) -> str:
+    if num_ranks == 1:
+        return f"a rank that takes {_rank_shares(plan)}"
+    return f"{num_ranks} ranks that take {_rank_shares(plan)} each"
 
 
 def _rank_bytes(plan: CellPlan) -> int:

@@ -4,7 +4,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from cluster.log import logger
 from deploy.actor_calls import result_of
 from deploy.cell_plan import CellPlan
 from deploy.ground import tell_start
-from deploy.host_fit import Host, shortfalls
+from deploy.host_fit import memory_shortfalls
 from deploy.launch import cell_demand
 from deploy.planning import model_dir_of, plan_cell_on
 from deploy.ports import port_problems
@@ -30,6 +30,7 @@ from expert_workers.device import HostDevices
 LOOK_SECONDS = 1.0
 PROBE_SECONDS = 180.0
 """For all hosts at once: a process starts on each, and the model directory is read."""
+PROBE_LIMIT = f"{PROBE_SECONDS:g} s, for all hosts at once"
 _LOG = logger("ray")
 
 
@@ -146,7 +147,7 @@ def _ask(
     answers: dict[str, Any] = {}
     for probe, ref in [(probe, call(probe)) for probe in probes]:
         try:
-            answers[probe.room.address] = result_of(ref, deadline, "the probe")
+            answers[probe.room.address] = result_of(ref, deadline, "the probe", PROBE_LIMIT)
         except CellError as error:
             silent[probe.room.address] = str(error)
     return answers
@@ -159,7 +160,7 @@ def _others(listeners: dict[str, Listener], probe: _Probed) -> dict[str, Listene
 def misfits(
     plan: CellPlan, demand: CellDemand, rooms: Sequence[HostRoom], facts: Sequence[HostFacts]
 ) -> tuple[str, ...]:
-    """Too few CPUs or GPUs in all, or too little memory for a host's share: one line each."""
+    """Too few CPUs or GPUs in all, or too little memory for a host's ranks or for the engine: one line each."""
     shares = host_shares(rooms, demand)
     if shares is None:
         return (shortage(rooms, rooms, demand),)
@@ -168,10 +169,11 @@ def misfits(
     return tuple(
         f"host {addresses[share.host_id]}: {line}"
         for share in shares
-        if share.num_ranks
-        for line in shortfalls(
-            replace(plan, ep_size=share.num_ranks),
-            Host(memory[addresses[share.host_id]], share.num_ranks, gpu_memory_bytes=None),
+        for line in memory_shortfalls(
+            plan,
+            memory[addresses[share.host_id]],
+            num_ranks=share.num_ranks,
+            has_engine=share.has_front,
         )
     )
 

@@ -1,5 +1,6 @@
 """An actor that looks at its host before a cell starts there: versions, model, devices, who reaches whom."""
 
+import contextlib
 import os
 import platform
 import secrets
@@ -66,7 +67,7 @@ class Probe:
         family = socket.AF_INET6 if ":" in self._address else socket.AF_INET
         server = socket.create_server((self._address, 0), family=family, backlog=128)
         nonce = secrets.token_bytes(NONCE_BYTES)
-        threading.Thread(target=_greet, args=(server, nonce), daemon=True).start()
+        threading.Thread(target=greet_all, args=(server, nonce), daemon=True).start()
         return Listener(self._address, server.getsockname()[1], nonce)
 
     def unreached(self, listeners: Mapping[str, Listener]) -> dict[str, str]:
@@ -83,12 +84,14 @@ class Probe:
         return reasons
 
 
-def _greet(server: socket.socket, nonce: bytes) -> None:
+def greet_all(server: socket.socket, nonce: bytes) -> None:
+    """Endless. A peer that is gone already, or a scan of ports, ends nobody else's greeting."""
     with server:
         while True:
-            connection, _ = server.accept()
-            with connection:
-                connection.sendall(nonce)
+            with contextlib.suppress(OSError):
+                connection, _ = server.accept()
+                with connection:
+                    connection.sendall(nonce)
 
 
 def _try(name: str, listener: Listener, reasons: dict[str, str]) -> None:

@@ -10,14 +10,17 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.errors import DeadlineError
 from deploy.cluster_file import ClusterFile
+from deploy.ray_environment import LAUNCHER_ENVIRONMENT
 
 SSH_FAILED = 255
 CONNECT_SECONDS = 10
+MAX_AT_ONCE = 32
 _SSH_OPTIONS = (
     "BatchMode=yes",
     f"ConnectTimeout={CONNECT_SECONDS}",
@@ -50,6 +53,16 @@ def own_program(name: str) -> str:
     return str(Path(sys.executable).parent / name)
 
 
+def ray_launcher(*arguments: str) -> list[str]:
+    """A command of Ray's cluster launcher on this machine."""
+    return for_launcher([own_program("ray"), *arguments])
+
+
+def for_launcher(command: Sequence[str]) -> list[str]:
+    """With what Ray's launcher reads from the environment only."""
+    return ["env", *(f"{name}={value}" for name, value in LAUNCHER_ENVIRONMENT.items()), *command]
+
+
 def on_host(file: ClusterFile, host: str, script: str) -> list[str]:
     """The command that runs a bash script on a host of one's own."""
     options = [*_SSH_OPTIONS]
@@ -66,14 +79,19 @@ def on_host(file: ClusterFile, host: str, script: str) -> list[str]:
 def on_head(file: ClusterFile, script: str) -> list[str]:
     if file.is_local:
         return on_host(file, file.hosts[0], script)
-    return [own_program("ray"), "exec", "--no-config-cache", str(file.path), _login(script)]
+    return ray_launcher("exec", "--no-config-cache", str(file.path), _login(script))
 
 
-def run(
-    command: Sequence[str], seconds: float, environment: dict[str, str] | None = None
-) -> Answer:
+def on_hosts(file: ClusterFile, script: str, seconds: float) -> dict[str, Answer]:
+    """What each of one's own hosts answers; all are asked at once."""
+    with ThreadPoolExecutor(MAX_AT_ONCE) as pool:
+        answers = pool.map(lambda host: run(on_host(file, host, script), seconds), file.hosts)
+        return dict(zip(file.hosts, answers, strict=True))
+
+
+def run(command: Sequence[str], seconds: float) -> Answer:
     """Its end is waited for so long; then it is killed here, whatever it does over there."""
-    with _started(command, subprocess.PIPE, environment) as process:
+    with _started(command, subprocess.PIPE) as process:
         try:
             output, errors = process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
@@ -92,7 +110,7 @@ def lines_of(command: Sequence[str], seconds: float) -> Iterator[str]:
     """
     deadline = time.monotonic() + seconds
     said: queue.Queue[str | None] = queue.Queue(maxsize=10_000)
-    with _started(command, subprocess.DEVNULL, None) as process:
+    with _started(command, subprocess.DEVNULL) as process:
         listening = threading.Thread(target=_listen, args=(process, said), daemon=True)
         listening.start()
         try:
@@ -104,9 +122,7 @@ def lines_of(command: Sequence[str], seconds: float) -> Iterator[str]:
                 _drop(said)
 
 
-def _started(
-    command: Sequence[str], errors: int, environment: dict[str, str] | None
-) -> "subprocess.Popen[str]":
+def _started(command: Sequence[str], errors: int) -> "subprocess.Popen[str]":
     """In a session of its own: `ray exec` starts an ssh, which would outlive it and keep the pipe open."""
     return subprocess.Popen(
         command,
@@ -115,7 +131,6 @@ def _started(
         stderr=errors,
         text=True,
         errors="replace",
-        env=environment,
         start_new_session=True,
     )
 

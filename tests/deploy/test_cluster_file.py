@@ -53,6 +53,8 @@ def test_programs_without_a_folder_are_on_the_path(tmp_path: Path) -> None:
         (("10.0.0.3", "10.0.0.1"), "provider: 10.0.0.1 is listed more than once"),
         (("head_ip: 10.0.0.1, ", ""), "provider: head_ip, an address, and worker_ips"),
         (("head_ip", "external_head_ip: 1.2.3.4, head_ip"), "external_head_ip: not supported"),
+        (("auth:", "min_workers: 1\nauth:"), "min_workers 1: all 2 worker_ips are waited for"),
+        (("auth:", "max_workers: 0\nauth:"), "max_workers 0: all 2 worker_ips are waited for"),
         (("trial", "../x"), "cluster_name '../x': letters, digits"),
         (("ray start", "true"), "a command with `ray start` is expected"),
         (("provider: {", "docker: {image: x}\nprovider: {"), "docker: pointsman down stops no"),

@@ -41,3 +41,33 @@ def test_a_host_whose_memory_is_too_small_for_its_share_is_named() -> None:
     small = replace(GOOD, address=B, memory_bytes=2**27)
     (line,) = misfits(PLAN, NEEDS, ROOMS, (GOOD, small))
     assert line.startswith(f"host {B}: 2 ranks that take ")
+
+
+ENGINE_BYTES = PLAN.route_budget_bytes + PLAN.score_budget_bytes
+RANK_BYTES = PLAN.weight_bytes_per_rank + PLAN.kv_bytes_per_rank + PLAN.plan_budget_bytes
+
+
+def test_a_host_of_ranks_alone_needs_no_room_for_the_engine() -> None:
+    enough = replace(GOOD, address=B, memory_bytes=2 * RANK_BYTES)
+    assert misfits(PLAN, NEEDS, ROOMS, (GOOD, enough)) == ()
+    too_small = replace(enough, memory_bytes=enough.memory_bytes - 1)
+    (line,) = misfits(PLAN, NEEDS, ROOMS, (GOOD, too_small))
+    assert line.startswith(f"host {B}: 2 ranks that take {RANK_BYTES} bytes ")
+    assert f" each exceed this host's memory ({2 * RANK_BYTES - 1} bytes): lower " in line
+
+
+def test_a_host_without_ranks_needs_room_for_the_engine() -> None:
+    rooms = (HostRoom("a", A, 1.0, 0.0), HostRoom("b", B, 4.0, 0.0))
+    enough = replace(GOOD, memory_bytes=ENGINE_BYTES)
+    assert misfits(PLAN, NEEDS, rooms, (enough, FACTS[1])) == ()
+    too_small = replace(enough, memory_bytes=ENGINE_BYTES - 1)
+    (line,) = misfits(PLAN, NEEDS, rooms, (too_small, FACTS[1]))
+    assert line.startswith(f"host {A}: an engine that takes {ENGINE_BYTES} bytes ")
+    assert " exceeds this host's memory " in line
+
+
+def test_a_host_of_both_needs_room_for_both() -> None:
+    too_small = replace(GOOD, memory_bytes=ENGINE_BYTES + 2 * RANK_BYTES - 1)
+    (line,) = misfits(PLAN, NEEDS, ROOMS, (too_small, FACTS[1]))
+    assert line.startswith(f"host {A}: 2 ranks that take ")
+    assert " each and an engine that takes " in line

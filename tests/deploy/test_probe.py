@@ -1,11 +1,13 @@
 """Looking at this host, and at listeners that are reached, are not there, or are somebody else's. No Ray is needed."""
 
 import socket
+import struct
+import threading
 from dataclasses import replace
 from pathlib import Path
 
 from deploy.planning import DEMO_MODEL
-from deploy.probe import Listener, Probe
+from deploy.probe import Listener, Probe, greet_all
 
 LOOPBACK = "127.0.0.1"
 
@@ -20,6 +22,15 @@ def test_a_port_that_nobody_listens_on_is_told_with_the_reason() -> None:
         port = server.getsockname()[1]
     reasons = Probe(LOOPBACK).unreached({"there": Listener(LOOPBACK, port, b"n" * 16)})
     assert reasons == {"there": f"port {port}: Connection refused"}
+
+
+def test_a_peer_that_resets_its_connection_does_not_end_the_listener() -> None:
+    server = socket.create_server((LOOPBACK, 0))
+    port = server.getsockname()[1]
+    with socket.create_connection((LOOPBACK, port)) as gone:
+        gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    threading.Thread(target=greet_all, args=(server, b"n" * 16), daemon=True).start()
+    assert Probe(LOOPBACK).unreached({"there": Listener(LOOPBACK, port, b"n" * 16)}) == {}
 
 
 def test_an_address_that_belongs_to_another_host_is_found_out() -> None:

@@ -5,13 +5,15 @@ from ray.core.generated.common_pb2 import ActorDiedErrorContext
 from ray.exceptions import (
     ActorDiedError,
     ActorUnavailableError,
+    GetTimeoutError,
     OutOfMemoryError,
     RayActorError,
     RayTaskError,
 )
 
-from cluster.errors import CheckpointError
-from deploy.actor_calls import reason_of
+from cluster.errors import CheckpointError, DeadlineError
+from deploy.actor_calls import START_LIMIT, failure_of, reason_of
+from deploy.joined_ray import PROBE_LIMIT
 
 TRACEBACK = """\
 ray::HttpServer.__init__() (pid=7, ip=192.0.2.2, actor_id=8e6f, repr=<HttpServer object>)
@@ -77,3 +79,27 @@ def test_an_actor_that_went_with_its_host_points_to_the_host() -> None:
         actor_id=bytes(16),
     )
     assert reason_of(ActorDiedError(context)) == "its host does not answer any more"
+
+
+@pytest.mark.parametrize(
+    ("who", "limit", "line"),
+    [
+        ("rank 0", START_LIMIT, "rank 0 did not answer in time (cell.start_timeout_seconds)"),
+        (
+            "the probe",
+            PROBE_LIMIT,
+            "the probe did not answer in time (180 s, for all hosts at once)",
+        ),
+    ],
+)
+def test_an_answer_that_is_late_names_the_limit_that_it_exceeds(
+    who: str, limit: str, line: str
+) -> None:
+    late = failure_of(GetTimeoutError(), who, limit)
+    assert isinstance(late, DeadlineError)
+    assert str(late) == line
+
+
+def test_what_a_call_raised_there_is_told_with_who_it_was() -> None:
+    raised = RayTaskError("load", TRACEBACK, CheckpointError("/m: no weights"))
+    assert str(failure_of(raised, "rank 1", START_LIMIT)) == "rank 1: /m: no weights"

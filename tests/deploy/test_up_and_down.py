@@ -4,16 +4,18 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from cluster.errors import CellError, DeadlineError
+from cluster.errors import CellError, ConfigError, DeadlineError
 from deploy.cli import main
 from deploy.cluster_down import Stopped, check_all_stopped, stopped_of
 from deploy.cluster_file import ClusterFile
-from deploy.cluster_up import hosts_settings, result_in
-from deploy.remote import Answer, lines_of, on_head, on_host, run
+from deploy.cluster_up import THE_HEAD, check_key, hosts_settings, refusals, result_in
+from deploy.ray_environment import LAUNCHER_ENVIRONMENT
+from deploy.remote import Answer, for_launcher, lines_of, on_head, on_host, ray_launcher, run
 from deploy.remote_scripts import (
     LEFT_RUNNING,
     SERVES_ALREADY,
@@ -36,6 +38,7 @@ FILE = ClusterFile(
     programs="",
     token_file=None,
 )
+CLOUD = replace(FILE, provider="aws", hosts=())
 MAP = "host 10.0.0.1: rank 0 on cpu, rank 1 on cpu"
 READY = "pointsman is ready: http://10.0.0.1:8000 (model minnow, admin http://127.0.0.1:8001)"
 
@@ -55,8 +58,8 @@ class Home:
         return f"{self._folder}/bin/"
 
     def bash(self, script: str) -> Answer:
-        environment = {"HOME": str(self._folder), "PATH": os.environ["PATH"]}
-        return run(["bash", "-c", script], 30.0, environment)
+        environment = [f"HOME={self._folder}", f"PATH={os.environ['PATH']}"]
+        return run(["env", "-i", *environment, "bash", "-c", script], 30.0)
 
     def first_line(self) -> str:
         """Of the log, as soon as it is there."""
@@ -147,13 +150,61 @@ def test_own_machines_are_reached_by_ssh_and_a_clouds_head_by_ray() -> None:
         "me@10.0.0.2",
         "bash --login -c 'echo it'\"'\"'s'",
     ]
-    cloud = ClusterFile(**{**vars(FILE), "provider": "aws", "hosts": ()})
-    assert on_head(cloud, "true")[1:] == [
+    assert on_head(CLOUD, "true")[-4:] == [
         "exec",
         "--no-config-cache",
         "c.yaml",
         "bash --login -c true",
     ]
+
+
+@pytest.mark.parametrize("command", [on_head(CLOUD, "true"), ray_launcher("up"), for_launcher([])])
+def test_whatever_is_rays_launcher_gets_what_it_reads_from_the_environment(
+    command: list[str],
+) -> None:
+    settings = command[1 : 1 + len(LAUNCHER_ENVIRONMENT)]
+    said = run(["env", "-i", *command[:1], *settings, "env"], 30.0).output
+    assert set(said.splitlines()) == {f"{k}={v}" for k, v in LAUNCHER_ENVIRONMENT.items()}
+
+
+# --- before `ray up`
+
+
+def test_a_cell_that_serves_on_any_host_is_in_the_way_of_ray_up() -> None:
+    answers = {
+        "10.0.0.1": Answer(0, "", ""),
+        "10.0.0.2": Answer(SERVES_ALREADY, "serves already, process 7\n", ""),
+    }
+    assert refusals(FILE, answers) == (
+        "cluster trial serves already (process 7 on 10.0.0.2): pointsman down c.yaml first",
+    )
+    of_exec = Answer(1, "Fetched IP: 1.2.3.4\r\nserves already, process 7\r\n", "Error: failed")
+    (line,) = refusals(CLOUD, {THE_HEAD: of_exec})
+    assert line.startswith("cluster trial serves already (process 7 on the head)")
+
+
+def test_every_host_that_is_not_reached_is_named_before_ray_up() -> None:
+    silent = Answer(255, "", "ssh: No route to host\n")
+    answers = {"10.0.0.1": Answer(0, "", ""), "10.0.0.2": silent, "10.0.0.3": silent}
+    (line,) = refusals(FILE, answers)
+    assert line.startswith(
+        "host 10.0.0.2: not reached by ssh: ssh: No route to host; host 10.0.0.3: not reached"
+    )
+    assert "nothing was started" in line
+
+
+def test_hosts_on_which_nothing_serves_may_be_brought_up_again() -> None:
+    assert refusals(FILE, dict.fromkeys(FILE.hosts, Answer(0, "", ""))) == ()
+
+
+def test_a_key_that_is_not_there_is_refused_with_its_path(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    file = replace(FILE, ssh_key=str(key))
+    with pytest.raises(ConfigError, match=rf"auth\.ssh_private_key {key}: no such file"):
+        check_key(file)
+    key.touch()
+    check_key(file)
+    check_key(replace(FILE, ssh_key=None))
 
 
 @pytest.mark.parametrize(
