@@ -149,12 +149,10 @@ KINDS = (
     Kind("a rank, and its replacement while that loads", _kill_replacement, 2),
     Kind("a rank hangs (SIGSTOP)", _freeze),
     Kind("a rank is slow: stopped most of 4 s, in beats", _slow_down, 0),
-    Kind("a rank gets no more memory", _exhaust_memory),
+    Kind("a rank gets no more memory", _exhaust_memory, moment=Moment.PROMPTS),
     Kind("a rank, and its replacement gets no memory", _exhaust_memory_of_replacement, 2),
     Kind("an HTTP server", _kill_http_server, 0, loses_streams=True),
     Kind("a rank, and an HTTP server meanwhile", _kill_http_server_meanwhile, loses_streams=True),
-)
-ENGINE_KINDS = (
     Kind("the engine", _signal_engine(SIGKILL)),
     Kind("the engine hangs (SIGSTOP)", _signal_engine(SIGSTOP)),
     Kind("the engine, and one of its ports is taken", _take_port_of_engine),
@@ -162,7 +160,7 @@ ENGINE_KINDS = (
 )
 
 
-def drawn_kinds(seed: int, number: int, kinds: tuple[Kind, ...] = KINDS) -> list[Kind]:
+def drawn_kinds(seed: int, number: int, kinds: tuple[Kind, ...]) -> list[Kind]:
     """Every kind as often as the others, or once more, in a drawn order."""
     drawn = [kinds[n % len(kinds)] for n in range(number)]
     random.Random(seed).shuffle(drawn)

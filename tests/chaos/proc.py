@@ -46,13 +46,17 @@ def _own_threads(pid: int) -> list[_Thread]:
     return threads
 
 
-def children_titled(parent: int, title: str) -> list[int]:
-    """Quicker than a look at all processes: what is looked for may last a moment."""
-    pids = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-    return [int(pid) for pid in pids if _title(pid) == title]
+def children(parent: int) -> set[int]:
+    return set(map(int, Path(f"/proc/{parent}/task/{parent}/children").read_text().split()))
 
 
-def _title(pid: str) -> str:
+def loads_weights(pid: int) -> bool:
+    """Of a process that does not serve yet. Ray writes into its title what it is, and what it does."""
+    actor, _, method = _title(pid).partition(".")
+    return actor == "ray::ExpertWorker" and method != "__init__"
+
+
+def _title(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().partition(b"\0")[0].decode()
     except OSError:

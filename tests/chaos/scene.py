@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import psutil
 
-from tests.chaos.proc import children_titled
+from tests.chaos.proc import children, loads_weights
 from tests.chaos.streams import Streams
 from tests.helpers.served import Served, eventually
 
@@ -43,6 +43,7 @@ class Scene:
     def refuse_memory(self, pid: int) -> None:
         """The process gets none from now on, but what its allocator has at hand."""
         resource.prlimit(pid, resource.RLIMIT_AS, (0, 0))
+        resource.prlimit(pid, resource.RLIMIT_DATA, (0, 0))
 
     def told(self) -> str:
         """Lines since the streams were asked for."""
@@ -52,14 +53,15 @@ class Scene:
         wait_until(lambda: text in self.told(), f"{text!r} on stderr")
 
     def kill_until_loading(self, rank: int) -> int | None:
-        """The process that loads the rank's weights in the killed one's place, as soon as it does; Ray writes into its
-        title what it does. None when it was too quick."""
+        """The process that loads the rank's weights in the killed one's place, as soon as it does. None when it was too
+        quick."""
         raylet = psutil.Process(self.served.pid_of_rank(rank)).ppid()
+        before = children(raylet)
         self.kill(rank)
         found: list[int] = []
 
         def look() -> bool:
-            found[:] = children_titled(raylet, "ray::ExpertWorker.load")
+            found[:] = filter(loads_weights, children(raylet) - before)
             return bool(found) or "rank ready" in self.told()
 
         wait_until(look, "a process that loads")
