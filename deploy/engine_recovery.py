@@ -17,7 +17,7 @@ from router_service.engine_life import EngineLife
 
 RETRY_SECONDS = 0.5
 """Between a start that failed and the next one."""
-STEADY_SECONDS = 60.0
+STEADY_SECONDS = 20.0
 """One that lived longer was not lost for the reason of the one before."""
 MAX_IN_A_ROW = 6
 """More than answers are asked for again: one of them that ends every engine is given up before the cell is."""
