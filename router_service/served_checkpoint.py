@@ -6,6 +6,7 @@ directory has of these must therefore be equal; what it has not (trainers often 
 
 import hashlib
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -15,6 +16,13 @@ from cluster.model_spec import ComputeDtype, ModelSpec
 from cluster.namespace import model_fingerprint
 from router_service.chat_template import load_chat_template, present, read_json_object
 from router_service.sampling_defaults import load_sampling_defaults
+
+_TEXT_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "generation_config.json",
+)
 
 
 class WeightSource(Protocol):
@@ -30,6 +38,7 @@ class ServedCheckpoint:
     def __init__(self, model_dir: Path, spec: ModelSpec, dtype: ComputeDtype) -> None:
         self._spec = spec
         self._dtype = dtype
+        self._text_digests = _text_digests(model_dir)
         self._tokenizer = _tokenizer(model_dir)
         self._template = _template(model_dir)
         self._defaults = load_sampling_defaults(model_dir)
@@ -48,6 +57,10 @@ class ServedCheckpoint:
         return model_fingerprint(model_dir, self._dtype)
 
     def _require_same_text(self, model_dir: Path) -> None:
+        """Files that are the same byte for byte are not read into objects: a compiled template refers to itself, and
+        an engine's process has no full garbage collections, so each exchange of weights would leave one."""
+        if _text_digests(model_dir) == self._text_digests:
+            return
         if _tokenizer(model_dir) not in (None, self._tokenizer):
             raise _differs(model_dir / "tokenizer.json", "the tokenizer")
         if _template(model_dir) not in (None, self._template):
@@ -55,6 +68,17 @@ class ServedCheckpoint:
         file = model_dir / "generation_config.json"
         if present(file) and load_sampling_defaults(model_dir) != self._defaults:
             raise _differs(file, "the sampling defaults")
+
+
+def _text_digests(model_dir: Path) -> dict[str, str | None]:
+    """By name; None of what is not there, empty of what cannot be read."""
+    digests: dict[str, str | None] = {}
+    for name in _TEXT_FILES:
+        file = model_dir / name
+        digests[name] = "" if present(file) else None
+        with suppress(OSError), file.open("rb") as stream:
+            digests[name] = hashlib.file_digest(stream, "sha256").hexdigest()
+    return digests
 
 
 def _tokenizer(model_dir: Path) -> str | None:

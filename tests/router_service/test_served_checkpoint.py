@@ -1,5 +1,6 @@
 """Which directories may take the place of the one that is served."""
 
+import gc
 import json
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,18 @@ def test_other_weights_of_the_same_model_are_named_by_their_fingerprint(
     served: ServedCheckpoint, other: Path
 ) -> None:
     assert served.inspect(other) == model_fingerprint(other, "float32")
+
+
+def test_files_that_are_the_same_leave_nothing_to_a_garbage_collector(
+    served: ServedCheckpoint, other: Path
+) -> None:
+    served.inspect(other)
+    gc.collect()
+    gc.disable()
+    served.inspect(other)
+    num_found = gc.collect()
+    gc.enable()
+    assert num_found == 0
 
 
 def test_what_a_trainer_did_not_write_stays_and_what_it_wrote_may_be_laid_out_anew(
