@@ -50,9 +50,13 @@ load: install
 clients: install
 	$(BIN)/python -m tests.clients --out docs/clients.md $(if $(URL),--url $(URL)) $(CLIENTS_ARGS)
 
-# Processes of a cell killed and frozen among streams, at seeded moments; writes docs/chaos.md.
+# Processes of a cell killed and frozen among streams, at seeded moments; as root also hosts and their network, in
+# namespaces. Writes docs/chaos.md.
 chaos: install
 	$(BIN)/python -m tests.chaos --out docs/chaos.md $(CHAOS_ARGS)
+	if [ "$$(id -u)" = 0 ]; then tests/system/packages.sh && \
+	  $(BIN)/python -m tests.chaos.on_hosts --out docs/chaos.md $(HOST_CHAOS_ARGS); \
+	  else echo "the part on hosts needs root: not run"; fi
 
 # Half an hour of everything on a small cell, and what grows meanwhile; writes docs/soak.md. TRACES=DIR: with a real trace.
 soak: install
