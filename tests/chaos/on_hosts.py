@@ -149,7 +149,8 @@ def _about(chaos: HostChaos, seconds: float) -> str:
         f"two cores) and a spare host, {chaos.num_streams} greedy streams of {chaos.max_tokens} tokens at a time, "
         "deterministic numerics, `cell.step_timeout_floor_seconds` 4 instead of 20 (a silent host is found so much "
         f"sooner), Ray's patience as in `deploy/ray/local.yaml`; {seconds / 60:.0f} minutes in all. Engine and HTTP "
-        "server are on the first host, which keeps its power and its network. Every stream was compared token by token with an undisturbed run. "
+        "server are on the first host, which keeps its power and its network. Every stream was compared token by token "
+        "with an undisturbed run. "
         "After each disturbance the cell had to be ready and without leases, and the processes of ranks that were "
         "replaced had to be gone."
     )
