@@ -11,11 +11,17 @@ missing=()
 for program in "${!package[@]}"; do
   command -v "$program" >/dev/null || missing+=("${package[$program]}")
 done
-[ ${#missing[@]} = 0 ] && exit 0
-if ! command -v apt-get >/dev/null; then
+if [ ${#missing[@]} = 0 ] && command -v redis-server >/dev/null; then exit 0; fi
+if [ ${#missing[@]} != 0 ] && ! command -v apt-get >/dev/null; then
   echo "make test-system needs ${missing[*]} (Debian's names) and there is no apt-get: install them." >&2
   exit 1
 fi
-echo "installing ${missing[*]}"
+command -v apt-get >/dev/null || exit 0
 apt-get update -qq
-DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+install() {
+  echo "installing $*"
+  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null
+}
+[ ${#missing[@]} = 0 ] || install "${missing[@]}"
+# One test's external storage for Ray's head; it is left out where there is none.
+command -v redis-server >/dev/null || install redis-server || echo "no redis-server: a test is left out"
