@@ -163,8 +163,12 @@ class HttpServers:
             ray.wait(stops, num_returns=len(stops), timeout=seconds + 1)
 
     def kill(self) -> None:
+        """Also those that are stopped, which do not hear Ray."""
         while self._servers:
-            self._kill_actor(self._servers.pop().actor)
+            server = self._servers.pop()
+            self._kill_actor(server.actor)
+            if server.pid is not None:
+                self._kill_process(server.pid)
 
     def _begin(self, actor: Any, num_failed_starts: int = 0) -> _Server:
         call = actor.start.remote(self.ports)

@@ -29,6 +29,7 @@ class RayRanks:
         *,
         engine_life: Callable[[], int],
         head: RayHead,
+        result: Callable[[Any], tuple[bool, Any]] = result_so_far,
     ) -> None:
         """endpoints: of the engine, for workers and for routes. timeout_seconds: to join a group. engine_life: of the
         engine that is there, or comes next."""
@@ -37,6 +38,7 @@ class RayRanks:
         self._timeout_seconds = timeout_seconds
         self._engine_life = engine_life
         self._head = head
+        self._result = result
         self.actors: dict[int, Any] = {}
         self.calls: dict[int, Any] = {}
         """Of those that serve; one that ends means that the process did, or could not go on."""
@@ -55,12 +57,22 @@ class RayRanks:
         loaded = self.loaded.get(rank)
         if loaded is None:
             return
-        if loaded.place.host == ray.util.get_node_ip_address():
-            kill_process(loaded.pid)  # a stopped one does not hear Ray
-        elif self._head.answers():
-            _kill_there(loaded)
+        if _is_here(loaded) or self._head.answers():
+            _kill_process(loaded)
         else:
             tell_to_exit(self.actors[rank])
+
+    def serving(self) -> list[int]:
+        """Ranks whose endless call goes on: when all were told to stop, those that hang."""
+        return [rank for rank, call in self.calls.items() if self._result(call) == (False, None)]
+
+    def kill_processes(self, ranks: Collection[int], seconds: float) -> None:
+        """Of ranks that serve. Waits at most so long for those on other hosts; without the head nobody reaches them."""
+        loaded = [self.loaded[rank] for rank in ranks]
+        kills = [_kill_process(one) for one in loaded if _is_here(one) or self._head.answers()]
+        calls = [call for call in kills if call is not None]
+        if calls:
+            ray.wait(calls, num_returns=len(calls), timeout=seconds)
 
     def _kill_actor(self, rank: int) -> None:
         with contextlib.suppress(ray.exceptions.RayError):
@@ -97,7 +109,7 @@ class RayRanks:
         return self.actors[rank].pulse.remote()
 
     def result(self, call: Any) -> tuple[bool, Any]:
-        return result_so_far(call)
+        return self._result(call)
 
     def take_ended(self, call: Any) -> tuple[int, str] | None:
         """The rank whose endless call this is, and why it has ended."""
@@ -112,6 +124,15 @@ class RayRanks:
         return None
 
 
-def _kill_there(loaded: LoadedRank) -> None:
+def _is_here(loaded: LoadedRank) -> bool:
+    return bool(loaded.place.host == ray.util.get_node_ip_address())
+
+
+def _kill_process(loaded: LoadedRank) -> Any | None:
+    """A stopped one does not hear Ray. Gives the call that does it on another host, None where it is done."""
+    if _is_here(loaded):
+        kill_process(loaded.pid)
+        return None
     there = NodeAffinitySchedulingStrategy(loaded.node_id, soft=False)
-    ray.remote(kill_process).options(num_cpus=0, scheduling_strategy=there).remote(loaded.pid)
+    options = {"num_cpus": 0, "scheduling_strategy": there}
+    return ray.remote(kill_process).options(**options).remote(loaded.pid)

@@ -123,7 +123,7 @@ def take_down(cell: Cell, reason: str) -> None:
     """HTTP first, so that nobody new comes; then the engine, which stops the workers; then whatever is left. What was
     reserved goes when this process leaves Ray.
 
-    Takes at most about 3 × STOP_SECONDS, whoever hangs.
+    Takes at most about 4 × STOP_SECONDS, whoever hangs. Processes that are stopped (SIGSTOP) end too.
     """
     cell.http_servers.stop(STOP_SECONDS, reason)
     cell.link.stop(reason)
@@ -132,7 +132,9 @@ def take_down(cell: Cell, reason: str) -> None:
     ray.wait(calls, num_returns=len(calls), timeout=STOP_SECONDS)
     cell.http_servers.kill()
     cell.engine.kill()
+    hanging = cell.ranks.serving()
     end_actors([*cell.ranks.actors.values()], cell.head)
+    cell.ranks.kill_processes(hanging, STOP_SECONDS)
 
 
 def on_signals(handler: Callable[[int, FrameType | None], object]) -> None:

@@ -147,7 +147,7 @@ def join_group(options: GroupOptions, store: Store) -> EpGroup:
 
 def _join(options: GroupOptions, store: Store) -> dist.ProcessGroup:
     interface = interface_of(options.host_address)
-    os.environ[f"{options.exchange.upper()}_SOCKET_IFNAME"] = interface
+    os.environ.update(interface_settings(options.exchange, interface))
     _wait_for_all_ranks(options, store)
     try:
         dist.init_process_group(
@@ -179,6 +179,14 @@ def interface_of(address: str) -> str:
     raise ConfigError(
         f"no network interface of this host owns {address}; it has {', '.join(sorted(interfaces))}"
     )
+
+
+def interface_settings(exchange: ExchangeKind, interface: str) -> dict[str, str]:
+    """What the library of an exchange reads from the environment. gloo takes a name; NCCL takes prefixes, of which eth1
+    means eth10 too, unless they follow a = sign (its manual, NCCL_SOCKET_IFNAME)."""
+    if exchange == "nccl":
+        return {"NCCL_SOCKET_IFNAME": f"={interface}"}
+    return {"GLOO_SOCKET_IFNAME": interface}
 
 
 def _listens(options: GroupOptions) -> bool:

@@ -158,3 +158,10 @@ def test_one_that_serves_and_hangs_is_killed_and_one_that_starts_is_not() -> Non
     assert fleet.killed_processes == [7]
     assert fleet.made[1].pulse.calls == []
     assert fleet.killed == []  # what is said of its end comes with its call
+
+
+def test_at_the_end_processes_are_killed_that_do_not_hear_ray() -> None:
+    fleet = Fleet(num_serving=1, num_silent=1)
+    fleet.servers.kill()
+    assert fleet.killed == [fleet.made[1], fleet.made[0]]
+    assert fleet.killed_processes == [7]

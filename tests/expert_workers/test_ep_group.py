@@ -1,5 +1,7 @@
 """Meeting of ranks: interfaces, missing ranks, stores that are not there."""
 
+import contextlib
+import os
 import re
 import socket
 import time
@@ -11,11 +13,13 @@ import pytest
 import torch
 
 from cluster.errors import CellError, ConfigError
+from cluster.types import ExchangeKind
 from expert_workers.ep_group import (
     EpGroup,
     connect_store,
     host_store,
     interface_of,
+    interface_settings,
     join_group,
     leave_group,
 )
@@ -31,6 +35,28 @@ def test_the_interface_of_an_address_is_found() -> None:
 def test_an_address_of_another_host_is_refused_with_this_hosts_interfaces() -> None:
     with pytest.raises(ConfigError, match=r"owns 192\.0\.2\.1; it has .*lo"):
         interface_of("192.0.2.1")
+
+
+def test_nccl_is_given_this_interface_and_none_that_begins_like_it() -> None:
+    assert interface_settings("nccl", "eth1") == {"NCCL_SOCKET_IFNAME": "=eth1"}
+    assert interface_settings("gloo", "eth1") == {"GLOO_SOCKET_IFNAME": "eth1"}
+
+
+@pytest.mark.parametrize(
+    ("exchange", "name", "value"),
+    [("gloo", "GLOO_SOCKET_IFNAME", "lo"), ("nccl", "NCCL_SOCKET_IFNAME", "=lo")],
+)
+def test_the_interface_of_this_hosts_address_is_set_before_the_group_begins(
+    exchange: ExchangeKind, name: str, value: str
+) -> None:
+    def join(context: RankContext) -> str | None:
+        os.environ[name] = "set_by_somebody_else"
+        options = replace(context.group_options, exchange=exchange)
+        with contextlib.suppress(CellError):  # of NCCL where there is no GPU
+            join_group(options, context.store())
+        return os.environ.get(name)
+
+    assert run_ranks(1, join) == [value]
 
 
 def test_ranks_meet_at_a_hosted_store_and_exchange_rows() -> None:

@@ -1,4 +1,5 @@
-"""What `pointsman up`, `serve --address` and `down` say and leave when hosts differ, room is short, a host is away."""
+"""What `pointsman up`, `serve --address` and `down` say and leave when hosts differ, room is short, a host is away, or
+Ray is up already."""
 
 import subprocess
 import time
@@ -7,7 +8,7 @@ import pytest
 
 from deploy.planning import DEMO_MODEL
 from tests.helpers.hosts.cluster_files import write_cluster_file
-from tests.helpers.hosts.desk import left_on, pointsman, pointsman_command, record
+from tests.helpers.hosts.desk import Said, left_on, pointsman, pointsman_command, record
 from tests.helpers.hosts.fleet import fleet_of
 from tests.helpers.hosts.host import Host
 
@@ -25,6 +26,17 @@ def start_cell(host: Host) -> "subprocess.Popen[str]":
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+def bring_up(desk: Host, file: str) -> Said:
+    return pointsman(
+        desk, "up", file, "--ep-size", "2", "--model", "/tmp/model", *ANY_PORTS,
+        *("--set", "cluster.hosts_timeout_seconds=600"),
+    )  # fmt: skip
+
+
+def num_named(host: Host, program: str) -> int:
+    return [process.name() for process in host.processes()].count(program)
+
+
 def test_hosts_that_differ_cells_that_compete_and_a_host_that_is_away() -> None:
     with fleet_of(3) as fleet:
         *hosts, desk = fleet.hosts
@@ -33,19 +45,19 @@ def test_hosts_that_differ_cells_that_compete_and_a_host_that_is_away() -> None:
         for host in hosts:  # under one path, which each host has for itself
             host.run(f"cp -r {DEMO_MODEL} /tmp/model")
         other.run("echo ' ' >> /tmp/model/config.json")
-        up = pointsman(
-            desk,
-            "up",
-            file,
-            "--ep-size",
-            "2",
-            "--model",
-            "/tmp/model",
-            *ANY_PORTS,
-            *("--set", "cluster.hosts_timeout_seconds=600"),
-        )
-        assert up.code == 1, str(up)
-        assert f"host {other.address}: the model directory holds other content" in up.failures[-1]
+        other.cut()
+        unreached = bring_up(desk, file)
+        assert unreached.code == 1, str(unreached)
+        assert unreached.failures[-1].startswith(f"pointsman: host {other.address}: not reached by")
+        assert left_on(head) == []
+        other.heal()
+
+        ups = [bring_up(desk, file), bring_up(desk, file)]  # the second over an idle Ray
+        for up in ups:
+            assert up.code == 1, str(up)
+            assert f"host {other.address}: the model directory holds other" in up.failures[-1]
+        assert [num_named(host, "raylet") for host in hosts] == [1, 1]
+        assert num_named(head, "gcs_server") == 1
 
         started = time.monotonic()
         cells = [start_cell(head), start_cell(head)]
@@ -74,4 +86,5 @@ def test_hosts_that_differ_cells_that_compete_and_a_host_that_is_away() -> None:
             host.name: [] for host in fleet.hosts
         }
         winner.communicate(timeout=60)
-        record("2 hosts x 1 rank", [f"refused after {up.seconds:.0f} s"])
+        seconds = [f"{said.seconds:.0f}" for said in (unreached, *ups)]
+        record("2 hosts x 1 rank", [f"refused after {', '.join(seconds)} s"])
