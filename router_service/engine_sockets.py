@@ -7,6 +7,7 @@ from prometheus_client import Counter
 from cluster.channel import PullSocket, RouterSocket
 from cluster.channel_keys import EngineKeys
 from cluster.config import Config
+from cluster.errors import CellError
 from cluster.gatekeeper import Gatekeeper
 from cluster.routes import RouteShape
 from router_service.engine_life import EngineLife
@@ -30,16 +31,21 @@ class EngineSockets:
     """clients: of HTTP servers and the launcher; workers: of the ranks; routes: for their route and score frames."""
 
     def __init__(self, address: EngineAddress, *, max_frame_bytes: int, refusals: Counter) -> None:
-        """refusals: by reason, of those who may not connect. Raises CellError where a port cannot be taken."""
+        """refusals: by reason, of those who may not connect. Raises CellError where a port cannot be taken, and holds
+        none of them then."""
         self._gatekeeper = Gatekeeper(lambda reason: refusals.labels(reason).inc())
         door, host, keys = self._gatekeeper.door, address.host, address.keys
         self.clients = RouterSocket(door("clients", keys.clients), max_frame_bytes)
         self.workers = RouterSocket(door("workers", keys.workers), max_frame_bytes)
         self.routes = PullSocket(door("routes", keys.workers), max_frame_bytes)
         clients, workers, routes = address.life.ports
-        self.client_endpoint = self.clients.bind(host, clients)
-        self.worker_endpoint = self.workers.bind(host, workers)
-        self.route_endpoint = self.routes.bind(host, routes)
+        try:
+            self.client_endpoint = self.clients.bind(host, clients)
+            self.worker_endpoint = self.workers.bind(host, workers)
+            self.route_endpoint = self.routes.bind(host, routes)
+        except CellError:
+            self.close_after_sending(0.0)
+            raise
 
     def close_after_sending(self, seconds: float) -> None:
         """Returns when what was queued has left, or after so long."""
