@@ -126,11 +126,15 @@ def refusals(file: ClusterFile, answers: Mapping[str, remote.Answer]) -> tuple[s
                 f"pointsman down {file.path} first",
             )
     silent = [
-        f"host {host}: not reached by ssh: {answer.reason}"
+        f"{_named(host)}: not reached by ssh: {answer.reason}"
         for host, answer in answers.items()
         if answer.code != 0
     ]
     return ("; ".join(silent) + _REMEDY,) if silent else ()
+
+
+def _named(host: str) -> str:
+    return host if host == THE_HEAD else f"host {host}"
 
 
 def _ray_up(file: ClusterFile) -> None:

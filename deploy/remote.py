@@ -19,6 +19,8 @@ from deploy.cluster_file import ClusterFile
 from deploy.ray_environment import LAUNCHER_ENVIRONMENT
 
 SSH_FAILED = 255
+_REPEATED = "Error: Command failed:\n"
+"""`ray exec` repeats the whole command after it."""
 CONNECT_SECONDS = 10
 MAX_AT_ONCE = 32
 _SSH_OPTIONS = (
@@ -44,7 +46,8 @@ class Answer:
     @property
     def reason(self) -> str:
         """One line on why it is not what was asked for."""
-        lines = [line for line in (self.errors or self.output).splitlines() if line.strip()]
+        text = (self.errors or self.output).partition(_REPEATED)[0]
+        lines = [line for line in text.splitlines() if line.strip()]
         return lines[-1].strip() if lines else "no answer in time"
 
 

@@ -167,6 +167,16 @@ def test_whatever_is_rays_launcher_gets_what_it_reads_from_the_environment(
     assert set(said.splitlines()) == {f"{k}={v}" for k, v in LAUNCHER_ENVIRONMENT.items()}
 
 
+def test_the_reason_of_ray_exec_stands_before_the_command_that_it_repeats() -> None:
+    errors = (
+        "a warning\nssh: connect to host 1.2.3.4 port 22: Connection refused\n"
+        "Error: Command failed:\n\n  ssh -tt me@1.2.3.4 bash --login -c 'echo a\nexit 3'\n"
+    )
+    assert Answer(1, "", errors).reason == (
+        "ssh: connect to host 1.2.3.4 port 22: Connection refused"
+    )
+
+
 # --- before `ray up`
 
 
@@ -181,6 +191,8 @@ def test_a_cell_that_serves_on_any_host_is_in_the_way_of_ray_up() -> None:
     of_exec = Answer(1, "Fetched IP: 1.2.3.4\r\nserves already, process 7\r\n", "Error: failed")
     (line,) = refusals(CLOUD, {THE_HEAD: of_exec})
     assert line.startswith("cluster trial serves already (process 7 on the head)")
+    (line,) = refusals(CLOUD, {THE_HEAD: Answer(1, "", "Error: no way\n")})
+    assert line.startswith("the head: not reached by ssh: Error: no way; nothing was started")
 
 
 def test_every_host_that_is_not_reached_is_named_before_ray_up() -> None:
