@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from torch._C._distributed_c10d import Store
 
-from cluster.errors import DeadlineError
-from cluster.messages import UpdateWeights, WeightsRefused, WeightsUpdated
+from cluster.errors import CellError, DeadlineError
+from cluster.messages import UpdateWeights, WeightsRefused, WeightsServed, WeightsUpdated
 from cluster.model_config.read import read_model_spec
 from cluster.namespace import model_fingerprint, weight_version
 from expert_workers.host_memory import host_memory
@@ -41,6 +41,12 @@ class Around:
 
     def end_requests(self) -> None:
         return
+
+    def note_weights(self, served: WeightsServed) -> None:
+        self.served = served
+
+    def recover(self, error: CellError) -> None:
+        raise error
 
 
 class Cell:
@@ -127,7 +133,7 @@ class NoRoom(WeightExchange):
     """A rank without memory for a second share."""
 
     def __init__(self) -> None:
-        return
+        self.fingerprint = None
 
     def measure(self, model_dir: Path) -> ShareRoom:
         return ShareRoom(2**62, host_memory())
