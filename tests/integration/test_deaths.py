@@ -44,7 +44,7 @@ def test_a_killed_engine_ends_the_streams_and_the_server() -> None:
         os.kill(served.pid_of("Engine"), signal.SIGKILL)
         for end in requests.stream_ends(10.0):
             assert not end.done
-            assert end.broken or "the engine ended" in end.errors[0]
+            assert end.errors == ["the engine is lost"] or "the engine ended" in end.errors[0]
         _assert_failed(served, "the engine ended: its process died")
 
 
