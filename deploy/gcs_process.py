@@ -10,6 +10,7 @@ from typing import Self
 import psutil
 
 from cluster.log import logger
+from deploy.processes import runs
 
 _NAME = "gcs_server"
 _STORAGE = "RAY_gcs_storage"
@@ -41,7 +42,7 @@ class GcsProcess:
 
     def start_again(self) -> bool:
         """Whether it had ended, and was started. It belongs to Ray again and goes on when this process ends."""
-        if self.process.is_running() and self.process.status() != psutil.STATUS_ZOMBIE:
+        if runs(self.process):
             return False
         with contextlib.suppress(OSError):
             self.started = subprocess.Popen(

@@ -4,6 +4,15 @@ import contextlib
 import os
 import signal
 
+import psutil
+
+
+def runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
 
 def kill_process(pid: int) -> None:
     """SIGKILL, which a stopped one obeys too. Nothing when it is gone."""

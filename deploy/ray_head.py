@@ -16,6 +16,7 @@ from ray._private.worker import global_worker  # the public calls to the head ha
 from cluster.config import ClusterSection
 from cluster.log import logger
 from deploy.gcs_process import GcsProcess
+from deploy.processes import runs
 
 ASK_SECONDS = 0.5
 """An answer takes a millisecond. Ray itself takes up to a second to give up."""
@@ -24,10 +25,16 @@ SILENCE_SECONDS = 1.5
 """Between two questions while it does not answer: whoever asks waits for each."""
 TELL_SECONDS = 3.0
 """Shorter absences are not worth a line."""
+DEAF_SECONDS = 10.0
+"""After so long lines of other processes are not listened for any more; they stay in Ray's logs."""
 RESTART_SECONDS = 5.0
 """Between two tries to start it again."""
 EXIT_SECONDS = 1.0
 
+_NO_NODE = (
+    "the process raylet of this server's own Ray has ended, and with it everything that Ray had started: start the "
+    "server again"
+)
 _LOG = logger("ray")
 
 
@@ -42,19 +49,21 @@ class RayHead:
         ask: Callable[[float], bool] | None = None,
         start_again: Callable[[], bool] | None = None,
         on_away: Callable[[], None] | None = None,
+        has_node: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """ask: whether the head answers within so many seconds. start_again: its process, where that is possible and it
-        has ended"""
+        has ended. has_node: whether Ray still runs on this host"""
         self._is_own = not cluster.address
         self._limit_seconds = cluster.head_timeout_seconds
         self._ask = ask or _ask
         self._start_again = start_again
         self._on_away = on_away or _stop_listening
+        self._has_node = has_node
         self._clock = clock
         self._silent_since: float | None = None
         self._next_question = self._next_look = self._next_start = 0.0
-        self._is_told = False
+        self._is_told = self._is_deaf = False
 
     @property
     def is_away(self) -> bool:
@@ -81,6 +90,8 @@ class RayHead:
         if now < self._next_look:
             return None
         self._next_look = now + LOOK_SECONDS
+        if not self._has_node():
+            return _NO_NODE
         self.answers()
         if self._silent_since is None:
             return None
@@ -89,6 +100,9 @@ class RayHead:
             self._is_told = True
             _LOG.error("ray head away silent_seconds=%.0f", silent_seconds)
             _say(away_line(self._limit_seconds))
+        if silent_seconds >= DEAF_SECONDS and not self._is_deaf:
+            self._is_deaf = True
+            _say("lines of the cell's other processes are in Ray's logs from now on")
             self._on_away()
         self._try_to_start(now)
         return (
@@ -111,10 +125,18 @@ class RayHead:
 
 
 def joined_head(cluster: ClusterSection) -> RayHead:
-    """Of the Ray that this process has joined."""
+    """Of the Ray that this process has joined, or has started."""
+    if not cluster.address:
+        return RayHead(cluster, has_node=_own_node())
     address = ray.get_runtime_context().gcs_address
-    gcs = GcsProcess.find(address, psutil.process_iter()) if cluster.address else None
+    gcs = GcsProcess.find(address, psutil.process_iter())
     return RayHead(cluster, start_again=gcs.start_again if gcs is not None else None)
+
+
+def _own_node() -> Callable[[], bool]:
+    """Nothing can be started where its raylet has ended; actors end themselves within seconds."""
+    raylets = [child for child in psutil.Process().children() if child.name() == "raylet"]
+    return lambda: all(runs(raylet) for raylet in raylets)
 
 
 def away_line(limit_seconds: float) -> str:

@@ -25,6 +25,8 @@ from expert_workers.exchange.torch_group import TorchGroupExchange
 
 ATTEMPT_SECONDS = 1.0
 """To connect to a store and be answered. One on a busy host may need several."""
+MAX_SILENT_ATTEMPTS = 3
+"""In a row, before a store that neither answers nor refuses counts as gone."""
 CONNECT_SECONDS = 30.0
 """For all of them."""
 
@@ -190,12 +192,17 @@ def interface_settings(exchange: ExchangeKind, interface: str) -> dict[str, str]
 
 
 def _listens(options: GroupOptions) -> bool:
+    """Whoever refuses a connection does not; one that says nothing may be busy, for a while."""
     address = options.store_address, options.store_port
-    try:
-        with socket.create_connection(address, timeout=ATTEMPT_SECONDS):
-            return True
-    except OSError:
-        return False
+    for _ in range(MAX_SILENT_ATTEMPTS):
+        try:
+            with socket.create_connection(address, timeout=ATTEMPT_SECONDS):
+                return True
+        except TimeoutError:
+            continue
+        except OSError:
+            return False
+    return False
 
 
 def _wait_for_all_ranks(options: GroupOptions, store: Store) -> None:

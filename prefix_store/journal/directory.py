@@ -12,7 +12,7 @@ import fcntl
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -107,13 +107,23 @@ class StateDirectory:
             stream.truncate(size)
             os.fsync(stream.fileno())
 
-    def set_aside(self, files: list[Path]) -> None:
-        """Out of the way of this cell, in the place of what was set aside before. Raises OSError."""
+    def files_aside(self) -> list[Path]:
+        """What was set aside last. Raises OSError."""
         place = self.path / _SET_ASIDE
-        shutil.rmtree(place, ignore_errors=True)
-        place.mkdir(mode=0o700)
+        return sorted(place.iterdir()) if place.is_dir() else []
+
+    def set_aside(self, files: list[Path], returning: Sequence[Path] = ()) -> None:
+        """Out of the way of this cell, in the place of what was set aside before, some of which returns. Raises
+        OSError."""
+        place, coming = self.path / _SET_ASIDE, self.path / f"{_SET_ASIDE}.new"
+        shutil.rmtree(coming, ignore_errors=True)
+        coming.mkdir(mode=0o700)
         for file in files:
-            os.rename(file, place / file.name)
+            os.rename(file, coming / file.name)
+        for file in returning:
+            os.rename(file, self.path / file.name)
+        shutil.rmtree(place, ignore_errors=True)
+        os.rename(coming, place)
         self.sync()
 
     def sync(self) -> None:

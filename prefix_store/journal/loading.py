@@ -147,7 +147,21 @@ def _usable(directory: StateDirectory, header: Header) -> list[StatePath]:
         foreign.append(file.path)
         _LOG.warning("state set aside file=%s reason=%r", file.path, _difference(found, header))
     if foreign:
-        directory.set_aside(foreign)
+        returning = [] if ours else _of_ours(directory.files_aside(), header)
+        directory.set_aside(foreign, returning)
+        if returning:
+            _LOG.info("state that was set aside is taken back files=%d", len(returning))
+            return _usable(directory, header)
+    return ours
+
+
+def _of_ours(files: list[Path], header: Header) -> list[Path]:
+    """A cell of this model was here before another one was."""
+    ours = []
+    for file in files:
+        with file.open("rb") as stream:
+            if read_header(stream) == header:
+                ours.append(file)
     return ours
 
 

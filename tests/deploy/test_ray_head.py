@@ -4,7 +4,14 @@ the test's."""
 import pytest
 
 from cluster.config import ClusterSection
-from deploy.ray_head import LOOK_SECONDS, RESTART_SECONDS, SILENCE_SECONDS, TELL_SECONDS, RayHead
+from deploy.ray_head import (
+    DEAF_SECONDS,
+    LOOK_SECONDS,
+    RESTART_SECONDS,
+    SILENCE_SECONDS,
+    TELL_SECONDS,
+    RayHead,
+)
 
 LIMIT_SECONDS = 30.0
 
@@ -64,6 +71,7 @@ def test_a_head_that_is_back_in_time_is_told_of_twice_and_ends_nothing(
     assert [line.partition(": ")[2] for line in lines if line.startswith("pointsman: ")] == [
         "warning: Ray's head does not answer: requests go on, but no process that is lost is replaced before "
         "it is back; the cell ends if it is not within 30 s",
+        "warning: lines of the cell's other processes are in Ray's logs from now on",
         "warning: Ray's head answers again: what was lost meanwhile is replaced",
     ]
 
@@ -80,14 +88,15 @@ def test_a_head_that_is_slow_for_a_moment_is_not_worth_a_line(
     assert watched.times_away == 0
 
 
-def test_absences_do_not_add_up() -> None:
+def test_absences_do_not_add_up(capsys: pytest.CaptureFixture[str]) -> None:
     watched = Watched()
     for _ in range(3):
         watched.is_silent = True
         assert watched.looks(LIMIT_SECONDS - 5) == []
         watched.is_silent = False
         assert watched.looks(3 * SILENCE_SECONDS) == []
-    assert watched.times_away == 3
+    assert capsys.readouterr().err.count("does not answer") == 3
+    assert watched.times_away == 1
 
 
 @pytest.mark.parametrize(
@@ -140,3 +149,27 @@ def test_a_head_that_can_be_started_again_is_so_many_times_but_not_at_once(
     assert watched.starts[0] - 100.0 >= TELL_SECONDS
     told = [line for line in capsys.readouterr().err.splitlines() if "is started again" in line]
     assert len(told) == len(watched.starts)
+
+
+def test_a_server_whose_own_ray_has_lost_its_node_ends_at_once_and_says_so() -> None:
+    has_node = [True, False]
+    head = RayHead(
+        ClusterSection(head_timeout_seconds=LIMIT_SECONDS),
+        ask=lambda _: True,
+        has_node=lambda: has_node.pop(0),
+        clock=iter(range(100, 200)).__next__,
+    )
+    assert head.look() is None
+    failure = head.look()
+    assert failure is not None
+    assert "raylet" in failure
+    assert "start the server again" in failure
+
+
+def test_a_head_that_is_away_for_a_moment_costs_no_lines_of_other_processes() -> None:
+    watched = Watched()
+    watched.is_silent = True
+    watched.looks(TELL_SECONDS + 2.0)
+    assert (watched.head.is_away, watched.times_away) == (True, 0)
+    watched.looks(DEAF_SECONDS)
+    assert watched.times_away == 1
