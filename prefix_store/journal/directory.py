@@ -110,7 +110,7 @@ class StateDirectory:
     def files_aside(self) -> list[Path]:
         """What was set aside last. Raises OSError."""
         place = self.path / _SET_ASIDE
-        return sorted(place.iterdir()) if place.is_dir() else []
+        return sorted(file for file in place.iterdir() if file.is_file()) if place.is_dir() else []
 
     def set_aside(self, files: list[Path], returning: Sequence[Path] = ()) -> None:
         """Out of the way of this cell, in the place of what was set aside before, some of which returns. Raises
