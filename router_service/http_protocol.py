@@ -109,6 +109,7 @@ class JsonErrorProtocol(HttpToolsProtocol):
         return not waits and (self.cycle is None or self.cycle.response_complete)
 
     def on_message_begin(self) -> None:
+        self._unset_keepalive_if_required()
         super().on_message_begin()
         self._head_complete = False
         self._num_received, self._num_judged = self._num_in_piece, 0
@@ -133,8 +134,10 @@ class JsonErrorProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._unwatch()
         self._head_complete = False
-        self._num_in_piece = 0
+        self._num_received = self._num_in_piece = 0
         super().on_message_complete()
+        if self.cycle.response_complete:
+            self._keep_alive()
 
     def send_400_response(self, msg: str) -> None:
         """uvicorn calls it once and expects the transport to be closed."""
@@ -253,6 +256,12 @@ class JsonErrorProtocol(HttpToolsProtocol):
         super().resume_writing()
         if not self.transport.is_closing():
             self._stop_waiting_for_reader()
+
+    def _keep_alive(self) -> None:
+        """uvicorn waits for the next request from the answer on, which may be there before the end of its request."""
+        self.timeout_keep_alive_task = self.loop.call_later(
+            self.timeout_keep_alive, self.timeout_keep_alive_handler
+        )
 
     # closing waits until all has been read
 

@@ -146,6 +146,27 @@ def test_a_body_that_nobody_reads_is_not_awaited_for_ever(ports: BoundPorts) -> 
     assert answer.count(b"HTTP/1.1") == 1
 
 
+def test_the_rest_of_a_body_whose_request_has_its_answer_is_not_of_the_next_request(
+    ports: BoundPorts,
+) -> None:
+    too_large = 4 * 2**20 + 1
+    with connect(ports.port) as connected:
+        connected.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % too_large)
+        refused = b""
+        while not refused.endswith(b"}}"):
+            refused += connected.recv(65536)
+        assert refused.startswith(b"HTTP/1.1 413 ")
+        connected.sendall(b" " * too_large)
+        connected.settimeout(2 * SECONDS)
+        with pytest.raises(TimeoutError):
+            connected.recv(1)
+        connected.settimeout(PATIENCE)
+        connected.sendall(
+            HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(BODY) + BODY
+        )
+        assert read_to_end(connected).startswith(b"HTTP/1.1 200 ")
+
+
 def test_line_breaks_instead_of_the_next_request_do_not_keep_a_connection(
     ports: BoundPorts,
 ) -> None:
