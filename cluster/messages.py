@@ -270,6 +270,19 @@ class FeatureStates(msgspec.Struct, frozen=True):
     prefix_store: bool
 
 
+class LastRecovery(msgspec.Struct, frozen=True):
+    """What came of the last outage in which no step could run."""
+
+    generation: int
+    """Of the group of ranks that it ended with."""
+    reason: str
+    seconds: float
+    """To the next step that could run."""
+    new_ranks: list[int]
+    """Whose process came in place of one that was lost."""
+    kept_ranks: list[int]
+
+
 class CellStatus(msgspec.Struct, frozen=True, tag=True):
     """Answer to StatusQuery; /health and /admin/status are views of it."""
 
@@ -296,6 +309,8 @@ class CellStatus(msgspec.Struct, frozen=True, tag=True):
     """By rank, as far as they have reported."""
     state: StateOnDisk | None = None
     """None: nothing is kept on disk."""
+    last_recovery: LastRecovery | None = None
+    """None: this engine has seen none."""
 
 
 class EvictReport(msgspec.Struct, frozen=True, tag=True):

@@ -56,9 +56,16 @@ class Metrics:
             self.channel_refusals.labels(reason)
         self.recovery_seconds = self._histogram(
             "recovery_seconds",
-            "From a group of ranks that broke to the next step",
+            "From a group of ranks that broke, or an engine that was lost, to the next step",
             _RECOVERY_BUCKETS,
         )
+        self.recovered_requests = self._counter(
+            "recovered_requests_total",
+            "Requests that went on after what they had lost: the rank that had their KV, or the engine",
+            ("lost",),
+        )
+        for lost in ("rank", "engine"):
+            self.recovered_requests.labels(lost)
         self.recovered_tokens = self._counter(
             "recovered_tokens_total",
             "Known tokens of requests of lost ranks or engines: with routes (replayed, or in KV elsewhere), or to be "

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from cluster.log import logger
-from deploy.pulse import HANG_SECONDS, Pulse
+from deploy.pulse import HANG_SECONDS, Pulse, killed_after
 from router_service.engine_life import EngineLife
 
 RETRY_SECONDS = 0.5
@@ -22,7 +22,6 @@ STEADY_SECONDS = 20.0
 MAX_IN_A_ROW = 6
 """More than answers are asked for again: one of them that ends every engine is given up before the cell is."""
 
-_HANGS = f"it hangs: no sign of life for {HANG_SECONDS:g} s"
 _LOG = logger("recovery")
 Call = Any
 """What a call to another process will give."""
@@ -81,7 +80,9 @@ class EngineRecovery:
         self._clock = clock
         self._number = 0
         self._lost_seconds: float | None = None
+        self._lost_reason = ""
         self._reason = ""
+        """Of the last thing that failed: the loss, or a start since."""
         self._start: Call | None = None
         self._start_at = 0.0
         self._back_seconds = clock()
@@ -99,7 +100,7 @@ class EngineRecovery:
         now = self._clock()
         is_same_reason = now - self._back_seconds < STEADY_SECONDS
         self._num_in_a_row = self._num_in_a_row + 1 if is_same_reason else 1
-        self._reason = reason
+        self._reason = self._lost_reason = reason
         if self._num_in_a_row > MAX_IN_A_ROW:
             return (
                 f"the engine ended {self._num_in_a_row} times, each within {STEADY_SECONDS:g} s of the time before: "
@@ -111,7 +112,7 @@ class EngineRecovery:
 
     def tick(self) -> str | None:
         if self._lost_seconds is None:
-            return self.lost(_HANGS) if self._pulse.hangs() else None
+            return self.lost(killed_after(HANG_SECONDS)) if self._pulse.hangs() else None
         if self._clock() > self._lost_seconds + self._limit_seconds:
             return (
                 f"the engine was lost and is not back within {self._limit_seconds:g} s (--recovery-limit): "
@@ -120,7 +121,9 @@ class EngineRecovery:
         if self._start is not None:
             self._look_at_start(self._start)
         elif self._clock() >= self._start_at and self._process.can_start():
-            life = EngineLife(self._number, self._process.ports, self._lost_seconds)
+            life = EngineLife(
+                self._number, self._process.ports, self._lost_seconds, self._lost_reason
+            )
             self._start = self._process.start(life, self._fingerprint())
         return None
 

@@ -14,7 +14,7 @@ from cluster.log import logger
 from deploy.actor_calls import end_of, result_of, result_so_far
 from deploy.actors.http_server import StartedHttpServer
 from deploy.processes import kill_process
-from deploy.pulse import HANG_SECONDS, Pulse
+from deploy.pulse import HANG_SECONDS, Pulse, killed_after
 from router_service.http_server import BoundPorts
 
 START_PAUSE_SECONDS = 5.0
@@ -31,7 +31,7 @@ _LOG = logger("serve")
 
 @dataclass
 class _Server:
-    """call: the actor's `start`, then its endless `run`; pid: None until it serves"""
+    """call: the actor's `start`, then its endless `run`; pid: None until it serves; kill_reason: why it was killed"""
 
     actor: Any
     call: Any
@@ -40,6 +40,7 @@ class _Server:
     """In a row, right before this one."""
     pulse: Pulse
     pid: int | None = None
+    kill_reason: str | None = None
 
     @property
     def limit_seconds(self) -> float:
@@ -106,7 +107,7 @@ class HttpServers:
             with contextlib.suppress(ray.exceptions.RayError):
                 self._serve(server, ray.get(call, timeout=1.0))
                 return None
-        reason = end_of(call).reason
+        reason = server.kill_reason or end_of(call).reason
         if server.pid is None and not self._others_serve(server):
             self._remove(server)
             return f"the HTTP server ended: {reason}"
@@ -141,9 +142,8 @@ class HttpServers:
         """Kills those that serve and give no sign of life; what follows is that of any other death."""
         for server in self._servers:
             if server.pid is not None and server.pulse.hangs():
-                _LOG.error(
-                    "http server hangs pid=%d: no sign of life for %g s", server.pid, HANG_SECONDS
-                )
+                server.kill_reason = killed_after(HANG_SECONDS)
+                _LOG.error("http server hangs pid=%d reason=%r", server.pid, server.kill_reason)
                 self._kill_process(server.pid)
                 server.pulse.begin()
 

@@ -12,6 +12,11 @@ MIN_LOOKS = 5
 """So often it was looked for in that time: this process itself may have been held up."""
 
 
+def killed_after(silent_seconds: float) -> str:
+    """The reason of an end that was ours: whoever only sees the process die would look for another."""
+    return f"it hung and was killed by this server: no sign of life for {silent_seconds:g} s"
+
+
 class Pulse:
     """Of one process at a time."""
 

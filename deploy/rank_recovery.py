@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 from cluster.log import logger
 from cluster.messages import GroupWanted, Regroup, WeightsServed
+from deploy.pulse import killed_after
 
 PULSE_SECONDS = 3.0
 """A process that does not say within this time that it lives hangs."""
@@ -193,7 +194,7 @@ class RankRecovery:
     def _lose_silent(self, ranks: Iterable[int]) -> None:
         for rank in list(ranks):
             self._processes.kill(rank)
-            self.lost(rank, f"it gave no sign of life for {PULSE_SECONDS:g} s")
+            self.lost(rank, killed_after(PULSE_SECONDS))
 
     def _give_up(self) -> None:
         """What was under way. Those who load would wait for a group that does not come."""

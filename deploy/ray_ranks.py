@@ -57,6 +57,7 @@ class RayRanks:
         loaded = self.loaded.get(rank)
         if loaded is None:
             return
+        _LOG.warning("rank killed rank=%d pid=%d host=%s", rank, loaded.pid, loaded.place.host)
         if _is_here(loaded) or self._head.answers():
             _kill_process(loaded)
         else:

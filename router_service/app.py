@@ -2,6 +2,7 @@
 
 from dataclasses import asdict, dataclass
 
+import msgspec
 from fastapi import FastAPI, Request
 from starlette.convertors import Convertor, register_url_convertor
 from starlette.exceptions import HTTPException
@@ -190,6 +191,7 @@ def status_body(status: CellStatus) -> dict[str, object]:
         "features": features_body(status.features),
         "weight_version": status.weight_version,
         "state": None if status.state is None else asdict(status.state),
+        "last_recovery": msgspec.to_builtins(status.last_recovery),
         "ranks": [
             {"rank": rank, "host": place.host, "device": place.device}
             for rank, place in enumerate(status.places)

@@ -1,6 +1,6 @@
 """What a cell says of itself when somebody looks: its status, and the metrics that mirror engine and store."""
 
-from cluster.messages import CellStatus
+from cluster.messages import CellStatus, LastRecovery
 from cluster.metrics import Metrics
 from cluster.prefix_match import StoreStats
 from cluster.rank_place import RankPlace
@@ -16,6 +16,8 @@ def status_of(
     places: list[RankPlace],
     engine: Engine,
     stats: StoreStats,
+    *,
+    last_recovery: LastRecovery | None,
 ) -> CellStatus:
     """not_ready: why no step can run, empty when one can. places: by rank."""
     return CellStatus(
@@ -41,6 +43,7 @@ def status_of(
         weight_version=engine.weights.version,
         state=stats.state,
         places=places,
+        last_recovery=last_recovery,
     )
 
 
@@ -70,5 +73,6 @@ def refresh_gauges(metrics: Metrics, engine: Engine, stats: StoreStats) -> None:
 
 def count_recovery(metrics: Metrics, recovered: Recovered) -> None:
     metrics.recovery_seconds.observe(recovered.seconds)
+    metrics.recovered_requests.labels("rank").inc(recovered.lost.num_requests)
     metrics.recovered_tokens.labels("replayed").inc(recovered.lost.num_routed_tokens)
     metrics.recovered_tokens.labels("computed").inc(recovered.lost.num_unrouted_tokens)

@@ -18,6 +18,8 @@ class EngineLife:
     ports: tuple[int, int, int] = (0, 0, 0)
     """Of clients, workers and routes: those of the engine before, whose peers come back to them. 0: any free one."""
     lost_seconds: float | None = None
+    lost_reason: str = ""
+    """Why the one before was lost."""
 
     @property
     def first_step(self) -> StepId:

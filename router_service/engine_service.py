@@ -49,7 +49,7 @@ from router_service.engine_post import EnginePost
 from router_service.engine_sockets import EngineAddress, EngineSockets, largest_frame
 from router_service.eviction import evict
 from router_service.fragment_pool import PlanCompiler
-from router_service.recovery import ENGINE_LOST, Recovery
+from router_service.recovery import Recovery
 from router_service.served_checkpoint import WeightSource
 from router_service.step_clock import StepClock
 from router_service.step_metrics import StepMetrics
@@ -188,7 +188,7 @@ class EngineService:
     def _gather_ranks(self) -> None:
         if self._life.number:
             self._not_ready = ""  # requests may come, and wait as in any recovery
-            with self._pause(f"recovering: {ENGINE_LOST}"):
+            with self._pause("recovering"):
                 recovered = self._recovery.come_back()
             count_recovery(self._metrics, recovered)
             return
@@ -239,6 +239,10 @@ class EngineService:
     def ask_for_group(self, wanted: GroupWanted) -> None:
         """See `recovery.RecoverySurroundings`."""
         self._post.tell_launcher(wanted)
+
+    def recovers_from(self, reason: str) -> None:
+        """See `recovery.RecoverySurroundings`."""
+        self._paused = f"recovering: {reason}"
 
     def _wait_for_client_message(self, timeout_seconds: float | None) -> bool:
         """Sleeps until a message is there (True) or the timeout has passed. A worker may fail while idle."""
@@ -306,7 +310,8 @@ class EngineService:
             case StatusQuery(query_id):
                 reason = self._not_ready or self._paused
                 about = self._identity, self._workers.places, self._engine, self._store.stats()
-                self._post.send(peer, status_of(query_id, reason, *about))
+                last = self._recovery.last
+                self._post.send(peer, status_of(query_id, reason, *about, last_recovery=last))
             case Stop() | RankLost() | Watching() | Regroup():
                 self._take_from_launcher(peer, message, may_raise=may_raise)
 

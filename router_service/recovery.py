@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from cluster.errors import CellError, DeadlineError, GroupBrokenError, RankLostError
 from cluster.log import logger
-from cluster.messages import GroupWanted, Regroup
+from cluster.messages import GroupWanted, LastRecovery, Regroup
 from cluster.worker_messages import (
     CellIdentity,
     GroupBroken,
@@ -54,12 +54,27 @@ class RecoverySurroundings(Protocol):
 
     def ask_for_group(self, wanted: GroupWanted) -> None: ...
 
+    def recovers_from(self, reason: str) -> None:
+        """What whoever asks is told until the next step can run; again when more is known."""
+        ...
+
 
 @dataclass(frozen=True)
 class Recovered:
+    """new_ranks: whose process came in place of one that was lost; the others kept theirs, with weights and KV."""
+
+    generation: int
+    reason: str
     seconds: float
-    num_new_ranks: int
+    new_ranks: list[int]
+    kept_ranks: list[int]
     lost: LostRanks
+
+    @property
+    def report(self) -> LastRecovery:
+        return LastRecovery(
+            self.generation, self.reason, round(self.seconds, 3), self.new_ranks, self.kept_ranks
+        )
 
 
 @dataclass
@@ -68,12 +83,22 @@ class _Orders:
 
     ask_at: float
     group: Regroup | None = None
+    first_generation: int | None = None
     untold: dict[int, int] = field(default_factory=dict)
     patience: float = SILENCE_SECONDS
 
     def begin(self, group: Regroup, now: float) -> None:
         self.group, self.untold = group, group.joining_ranks
+        if self.first_generation is None:
+            self.first_generation = group.generation
         self.ask_at = now + self.patience
+
+    def kept(self, rank: int) -> bool:
+        """Whether its process was there before: it was told to join, and not started for a group of these orders."""
+        assert self.group is not None
+        assert self.first_generation is not None
+        came = self.group.joining_ranks.get(rank)
+        return came is not None and came < self.first_generation
 
     def are_silent(self, now: float) -> bool:
         """Once after each time of patience, which grows."""
@@ -109,6 +134,10 @@ class Recovery:
         self._generation = 0
         self._num_in_a_row = 0
         self._num_steps_at_last = 0
+        self._reason = ""
+        self._lost_reasons: dict[int, RankLostError] = {}
+        """By rank, the latest since the break."""
+        self.last: LastRecovery | None = None
 
     def run(self, error: CellError) -> Recovered:
         """Returns when the next step can run. Raises CellError when the cell has to end."""
@@ -119,30 +148,66 @@ class Recovery:
         self._count(error)
         _LOG.warning("group broken generation=%d reason=%r", self._generation, str(error))
         self._ask(str(error), error.silent_ranks if isinstance(error, DeadlineError) else ())
-        return self._come_together(str(error), started)
-
-    def come_back(self) -> Recovered:
-        """In place of an engine that is lost: returns when the first step can run. Raises CellError as `run` does."""
-        lost_seconds = self._life.lost_seconds
-        started = self._clock() if lost_seconds is None else lost_seconds
-        return self._come_together(ENGINE_LOST, started)
-
-    def _come_together(self, reason: str, started: float) -> Recovered:
-        ready = self._gather(reason, started + self._limit_seconds)
-        expected = replace(self._identity, model_fingerprint=self._engine.weights.fingerprint)
-        new = self._workers.take_group(ready, expected)
-        lost = self._engine.lose_ranks(new)
-        recovered = Recovered(self._clock() - started, len(new), lost)
-        _LOG.warning(
-            "recovered generation=%d seconds=%.1f new_ranks=%r requests=%d routed_tokens=%d unrouted_tokens=%d",
-            self._generation,
-            recovered.seconds,
-            [int(rank) for rank in new],
-            lost.num_requests,
-            lost.num_routed_tokens,
-            lost.num_unrouted_tokens,
+        self._begin(str(error))
+        recovered = self._come_together(started)
+        lost = recovered.lost
+        self._log(
+            recovered,
+            f"requests={lost.num_requests} routed_tokens={lost.num_routed_tokens} "
+            f"unrouted_tokens={lost.num_unrouted_tokens}",
         )
         return recovered
+
+    def come_back(self) -> Recovered:
+        """In place of an engine that is lost: returns when the first step can run. Raises CellError as `run` does.
+
+        It has no requests yet; of those that it takes up again later `StepMetrics` tells."""
+        lost_seconds = self._life.lost_seconds
+        started = self._clock() if lost_seconds is None else lost_seconds
+        why = self._life.lost_reason
+        self._begin(f"{ENGINE_LOST}: {why}" if why else ENGINE_LOST)
+        recovered = self._come_together(started)
+        self._log(recovered, f"engine_life={self._life.number}")
+        return recovered
+
+    def _begin(self, reason: str) -> None:
+        self._reason, self._lost_reasons = reason, {}
+        self._around.recovers_from(reason)
+
+    @property
+    def reason(self) -> str:
+        """Of the break, and what the launcher has said since of who is lost."""
+        later = (str(lost) for lost in self._lost_reasons.values())
+        return "; ".join([self._reason, *(text for text in later if text not in self._reason)])
+
+    def _come_together(self, started: float) -> Recovered:
+        orders = _Orders(self._clock() + SILENCE_SECONDS)
+        ready = self._gather(orders, started + self._limit_seconds)
+        expected = replace(self._identity, model_fingerprint=self._engine.weights.fingerprint)
+        unknown = self._workers.take_group(ready, expected)
+        lost = self._engine.lose_ranks(unknown)
+        new = [int(rank) for rank in unknown if not orders.kept(rank)]
+        recovered = Recovered(
+            generation=self._generation,
+            reason=self.reason,
+            seconds=self._clock() - started,
+            new_ranks=new,
+            kept_ranks=[rank for rank in range(self._identity.ep_size) if rank not in new],
+            lost=lost,
+        )
+        self.last = recovered.report
+        return recovered
+
+    def _log(self, recovered: Recovered, rest: str) -> None:
+        _LOG.warning(
+            "recovered generation=%d seconds=%.1f new_ranks=%r kept_ranks=%r %s reason=%r",
+            recovered.generation,
+            recovered.seconds,
+            recovered.new_ranks,
+            recovered.kept_ranks,
+            rest,
+            recovered.reason,
+        )
 
     def _named(self, error: CellError) -> CellError:
         """After a broken exchange the launcher gets a moment to name the rank that really died."""
@@ -168,17 +233,16 @@ class Recovery:
     def _ask(self, reason: str, silent_ranks: Sequence[int] = ()) -> None:
         self._around.ask_for_group(GroupWanted(self._generation, list(silent_ranks), reason))
 
-    def _gather(self, reason: str, deadline: float) -> list[WorkerReady]:
+    def _gather(self, orders: _Orders, deadline: float) -> list[WorkerReady]:
         """Of every rank, by rank, in one group."""
         began = self._generation
         ready: dict[int, WorkerReady] = {}
         """Each rank's last word; that of a new process may come before the launcher's."""
-        orders = _Orders(self._clock() + SILENCE_SECONDS)
         while self._generation == began or self._missing(ready):
             now = self._clock()
             if now > deadline:
                 raise DeadlineError(
-                    f"{reason}; not made good within {self._limit_seconds:g} s (--recovery-limit): "
+                    f"{self.reason}; not made good within {self._limit_seconds:g} s (--recovery-limit): "
                     + self._what_is_missing(began, ready)
                 )
             newest = self._around.regroup
@@ -212,6 +276,8 @@ class Recovery:
             return self._workers.receive(deadline)
         except RankLostError as lost:
             _LOG.warning("rank lost rank=%d reason=%r", lost.rank, lost.reason)
+            self._lost_reasons[lost.rank] = lost
+            self._around.recovers_from(self.reason)
             return None  # whoever said so will say where the others and a new process meet
 
     def _missing(self, ready: dict[int, WorkerReady]) -> list[int]:

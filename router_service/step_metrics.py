@@ -1,8 +1,11 @@
-"""What a committed step and an ended request mean in metrics: the observer that every served engine has."""
+"""What a committed step and an ended request mean in metrics: the observer that every served engine has. One line per
+step tells of requests of an engine before that were taken up in it."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import product
 
+from cluster.log import logger
 from cluster.metrics import Metrics
 from cluster.types import DispatchMode, FinishReason
 from cluster.worker_messages import StepResult
@@ -10,11 +13,23 @@ from router_service.request import Request
 from router_service.scheduler import Schedule, ScheduledChunk
 from router_service.step_observer import StepTimeline
 
+_LOG = logger("recovery")
+
+
+@dataclass
+class _TakenUp:
+    """Requests of an engine before, since the last step that was committed, and their known tokens."""
+
+    num_requests: int = 0
+    num_routed_tokens: int = 0
+    num_unrouted_tokens: int = 0
+
 
 class StepMetrics:
     def __init__(self, metrics: Metrics, dispatch: DispatchMode) -> None:
         self._metrics = metrics
         self._dispatch = dispatch
+        self._taken_up = _TakenUp()
         for metric in (
             metrics.steps,
             metrics.step_seconds,
@@ -45,6 +60,15 @@ class StepMetrics:
         self._rank_tokens(schedule, len(results))
         for request in schedule.admitted:
             self._first_admission(request)
+        self._tell_taken_up()
+
+    def _tell_taken_up(self) -> None:
+        taken, self._taken_up = self._taken_up, _TakenUp()
+        if taken.num_requests:
+            _LOG.warning(
+                "requests of the engine before go on requests=%d routed_tokens=%d unrouted_tokens=%d",
+                *(taken.num_requests, taken.num_routed_tokens, taken.num_unrouted_tokens),
+            )
 
     def _rank_tokens(self, schedule: Schedule, num_ranks: int) -> None:
         """Idle ranks too, so that every series is there from the first step on."""
@@ -96,8 +120,13 @@ class StepMetrics:
             return
         request.is_resumed = False
         num_routed = min(request.num_recorded_tokens, request.num_tokens)
+        num_unrouted = request.num_tokens - num_routed
+        self._metrics.recovered_requests.labels("engine").inc()
         self._metrics.recovered_tokens.labels("replayed").inc(num_routed)
-        self._metrics.recovered_tokens.labels("computed").inc(request.num_tokens - num_routed)
+        self._metrics.recovered_tokens.labels("computed").inc(num_unrouted)
+        self._taken_up.num_requests += 1
+        self._taken_up.num_routed_tokens += num_routed
+        self._taken_up.num_unrouted_tokens += num_unrouted
 
     def conflicted(self, request: Request, num_blocks: int) -> None:
         self._metrics.route_conflicts.inc(num_blocks)

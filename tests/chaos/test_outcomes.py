@@ -35,9 +35,14 @@ def test_the_longest_pause_is_of_all_streams_together_and_begins_with_the_distur
 
 
 def test_recoveries_are_read_from_the_log() -> None:
-    line = "recovered generation={} seconds={} new_ranks=[1, 2] requests=3 routed_tokens=70 unrouted_tokens=5"
-    log = f"x {line.format(1, 2.5)}\nother\n{line.format(2, 3.0)}\n"
-    assert recoveries(log) == ((2.5, 3.0), 140, 10)
+    of_ranks = (
+        "recovered generation=1 seconds=2.5 new_ranks=[1, 2] kept_ranks=[0] requests=3 routed_tokens=70 "
+        "unrouted_tokens=5 reason='rank 1 is lost'"
+    )
+    of_an_engine = "recovered generation=2 seconds=3.0 new_ranks=[] kept_ranks=[0, 1, 2] engine_life=1 reason='x'"
+    taken_up = "requests of the engine before go on requests=2 routed_tokens=60 unrouted_tokens=4"
+    log = f"x {of_ranks}\nother\n{of_an_engine}\n{taken_up}\n{taken_up}\n"
+    assert recoveries(log) == ((2.5, 3.0), 190, 13)
 
 
 def test_a_kind_is_one_row_and_all_are_the_last() -> None:

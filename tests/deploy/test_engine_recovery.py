@@ -24,12 +24,15 @@ class Process:
     asked: list[Any] = field(default_factory=list)
     calls: dict[str, tuple[bool, Any]] = field(default_factory=dict)
     is_head_away: bool = False
+    lost_reasons: list[str] = field(default_factory=list)
+    """That engines which start were told of the one before."""
 
     def can_start(self) -> bool:
         return not self.is_head_away
 
     def start(self, life: EngineLife, fingerprint: str) -> str:
         self.asked.append((life.number, life.ports, fingerprint))
+        self.lost_reasons.append(life.lost_reason)
         return "start"
 
     def run(self, started: Any) -> None:
@@ -134,6 +137,8 @@ def test_an_engine_without_a_sign_of_life_is_killed_and_another_takes_its_place(
     assert cell.recovery.is_under_way
     cell.tick()
     assert cell.process.take() == [(1, PORTS, "seventh")]
+    (reason,) = cell.process.lost_reasons
+    assert reason == "it hung and was killed by this server: no sign of life for 15 s"
 
 
 def test_the_next_engine_is_asked_for_a_pulse_of_its_own() -> None:

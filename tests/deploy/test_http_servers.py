@@ -147,7 +147,9 @@ def test_while_answers_end_no_server_begins() -> None:
     assert len(fleet.made) == 3
 
 
-def test_one_that_serves_and_hangs_is_killed_and_one_that_starts_is_not() -> None:
+def test_one_that_serves_and_hangs_is_killed_and_one_that_starts_is_not(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     fleet = Fleet(num_serving=1, num_silent=1)
     for _ in range(int(PULSE_SECONDS + HANG_SECONDS) - 1):
         fleet.now += 1.0
@@ -157,7 +159,11 @@ def test_one_that_serves_and_hangs_is_killed_and_one_that_starts_is_not() -> Non
     fleet.servers.end_hanging()
     assert fleet.killed_processes == [7]
     assert fleet.made[1].pulse.calls == []
-    assert fleet.killed == []  # what is said of its end comes with its call
+    assert fleet.killed == []  # what follows comes with the end of its call
+    fleet.servers.take(fleet.servers.calls[0])
+    lost = caplog.records[-1].getMessage()
+    assert lost.startswith("http server lost pid=7 reason='it hung and was killed by this server: ")
+    assert fleet.killed == [fleet.made[0]]
 
 
 def test_at_the_end_processes_are_killed_that_do_not_hear_ray() -> None:

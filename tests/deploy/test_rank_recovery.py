@@ -78,12 +78,14 @@ class Processes:
 @dataclass
 class Engine:
     lost: list[int] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
     groups: list[Regroup] = field(default_factory=list)
     wanted: list[GroupWanted] = field(default_factory=list)
     weights: WeightsServed = field(default_factory=lambda: WeightsServed("/weights/7", "seventh"))
 
     def rank_lost(self, rank: int, reason: str) -> None:
         self.lost.append(rank)
+        self.reasons.append(reason)
 
     def regroup(self, regroup: Regroup) -> None:
         self.groups.append(regroup)
@@ -210,6 +212,7 @@ def test_a_rank_that_hangs_is_killed_and_the_others_are_not() -> None:
         ("run in 1", 1),
     ]
     assert cell.engine.lost == [1]
+    assert cell.engine.reasons == ["it hung and was killed by this server: no sign of life for 3 s"]
 
 
 def test_ranks_meet_only_when_all_that_lived_have_let_go_of_the_lost_one() -> None:

@@ -28,6 +28,7 @@ def test_streams_go_on_token_for_token_when_ranks_die_or_hang() -> None:
             os.kill(served.pid_of_rank(rank), kind)
             assert streams.stream_ends(RECOVERY_SECONDS) == undisturbed
             served.wait_for_stderr(f"recovered generation={number} ", 5.0)
+        assert "rank lost rank=1 reason='it hung and was killed by this server" in served.stderr
         pid = served.pid_of_rank(0)
         os.kill(pid, signal.SIGKILL)  # with nothing to do
         served.wait_for_stderr("recovered generation=3 ", RECOVERY_SECONDS)

@@ -14,6 +14,7 @@ from cluster.messages import (
     EvictCommand,
     EvictReport,
     GroupWanted,
+    LastRecovery,
     MetricsQuery,
     MetricsText,
     RankLost,
@@ -276,6 +277,66 @@ def test_an_engine_in_place_of_another_gathers_the_ranks_while_requests_wait() -
         assert cell.client.tokens["a"] == oracle(PROMPT, LONG)[0]
         assert [group.engine_life for group in cell.ranks.groups] == [1, 1]
         assert cell.client.status().steps_total == len(cell.ranks.content.steps)
+
+
+@pytest.mark.parametrize(("joining", "new_ranks"), [((0, 1), []), ((0,), [1])])
+def test_an_engine_in_place_of_another_tells_which_ranks_it_found_and_why_the_other_was_lost(
+    joining: tuple[int, ...], new_ranks: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    life = EngineLife(1, (0, 0, 0), lost_reason="it hung")
+    with recovering_cell(life=life) as (cell, launcher):
+        assert cell.client.status().reason == "recovering: the engine was lost: it hung"
+        for rank in new_ranks:
+            cell.ranks.hang_up(rank)
+        launcher.regroup(*joining)
+        for rank in new_ranks:
+            cell.ranks.come_back(rank, 1)
+        status = eventually(lambda: _ready(cell), PATIENCE, "the cell")
+        kept = [rank for rank in (0, 1) if rank not in new_ranks]
+        assert status.last_recovery == LastRecovery(
+            1, "the engine was lost: it hung", status.last_recovery.seconds, new_ranks, kept
+        )
+    (line,) = [r.getMessage() for r in caplog.records if "recovered" in r.getMessage()]
+    assert f"new_ranks={new_ranks} kept_ranks={kept} engine_life=1 " in line
+    assert "requests=" not in line
+
+
+def test_of_a_rank_that_is_named_later_the_status_the_log_and_the_metrics_tell_the_same(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with recovering_cell(step_timeout_seconds=0.5) as (cell, launcher):
+        start(cell)
+        assert cell.client.status().last_recovery is None
+        cell.ranks.may_answer.clear()
+        launcher.wanted()
+        cell.ranks.may_answer.set()
+        launcher.lost(1)
+        reason = eventually(lambda: _reason_with(cell, "SIGKILL"), PATIENCE, "the reason")
+        assert reason.startswith("recovering: rank 0, 1 ")
+        assert reason.endswith("; rank 1 is lost: SIGKILL")
+        launcher.regroup(0)
+        cell.ranks.come_back(1, 1)
+        assert_whole(cell)
+        last = cell.client.status().last_recovery
+        assert last is not None
+        assert (last.generation, last.new_ranks, last.kept_ranks) == (1, [1], [0])
+        assert f"recovering: {last.reason}" == reason
+        cell.client.send(MetricsQuery(3))
+        text = cell.client.answer(MetricsText).text.decode()
+        assert 'pointsman_recovered_requests_total{lost="rank"} 1.0' in text
+    (line,) = [r.getMessage() for r in caplog.records if "recovered" in r.getMessage()]
+    assert "new_ranks=[1] kept_ranks=[0] requests=1 " in line
+    assert repr(last.reason) in line
+
+
+def _ready(cell: ContentCell) -> CellStatus | None:
+    status = cell.client.status()
+    return status if status.ready else None
+
+
+def _reason_with(cell: ContentCell, text: str) -> str | None:
+    reason = cell.client.status().reason
+    return reason if text in reason else None
 
 
 def test_what_ranks_still_send_for_steps_of_an_engine_before_is_none_of_the_next_ones() -> None:

@@ -248,7 +248,9 @@ def test_what_no_engine_can_have_told_is_refused(fields: dict[str, object], why:
     assert not harness.engine.has_work
 
 
-def test_known_tokens_of_what_goes_on_are_counted_by_whether_they_have_routes() -> None:
+def test_known_tokens_of_what_goes_on_are_counted_and_told_by_whether_they_have_routes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     harness = make_harness()
     harness.submit("before", PROMPT, MAX_TOKENS)
     harness.run()
@@ -261,3 +263,8 @@ def test_known_tokens_of_what_goes_on_are_counted_by_whether_they_have_routes() 
         "replayed": num_routed,
         "computed": len(PROMPT) + 5 - num_routed,
     }
+    assert read_metrics(harness)("recovered_requests_total") == {"rank": 0, "engine": 1}
+    (line,) = [r.getMessage() for r in caplog.records if "engine before" in r.getMessage()]
+    num_unrouted = len(PROMPT) + 5 - num_routed
+    assert f"routed_tokens={num_routed} unrouted_tokens={num_unrouted}" in line
+    assert " requests=1 " in line
