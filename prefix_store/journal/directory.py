@@ -5,6 +5,8 @@ snapshot-7.state       everything that the store held when journal 7 began, or l
 journal-7.state        what was published from then on
 snapshot-8.partial     being written
 set-aside/             the last files that were another model's, or unreadable: never read
+set-aside.going/       files on their way there
+set-aside.returning/   files on their way back
 """
 
 import contextlib
@@ -25,6 +27,7 @@ OpenFile = Callable[[Path], StateFile]
 _NAME = re.compile(r"(snapshot|journal)-(\d{1,18})\.(state|partial)", re.ASCII)
 _LOCK = "lock"
 _SET_ASIDE = "set-aside"
+_GOING, _RETURNING = f"{_SET_ASIDE}.going", f"{_SET_ASIDE}.returning"
 
 
 @dataclass(frozen=True, order=True)
@@ -109,22 +112,31 @@ class StateDirectory:
 
     def files_aside(self) -> list[Path]:
         """What was set aside last. Raises OSError."""
-        place = self.path / _SET_ASIDE
-        return sorted(file for file in place.iterdir() if file.is_file()) if place.is_dir() else []
+        return _state_files(self.path / _SET_ASIDE)
 
     def set_aside(self, files: list[Path], returning: Sequence[Path] = ()) -> None:
         """Out of the way of this cell, in the place of what was set aside before, some of which returns. Raises
         OSError."""
-        place, coming = self.path / _SET_ASIDE, self.path / f"{_SET_ASIDE}.new"
-        shutil.rmtree(coming, ignore_errors=True)
-        coming.mkdir(mode=0o700)
+        place, going, back = (self.path / name for name in (_SET_ASIDE, _GOING, _RETURNING))
+        going.mkdir(mode=0o700)
         for file in files:
-            os.rename(file, coming / file.name)
-        for file in returning:
-            os.rename(file, self.path / file.name)
+            os.rename(file, going / file.name)
+        if returning:
+            os.rename(place, back)
+            for file in returning:
+                os.rename(back / file.name, self.path / file.name)
+            shutil.rmtree(back, ignore_errors=True)
         shutil.rmtree(place, ignore_errors=True)
-        os.rename(coming, place)
+        os.rename(going, place)
         self.sync()
+
+    def undo_setting_aside(self) -> None:
+        """Of a process that ended in the middle of it: all that was on its way is here again. Raises OSError."""
+        for place in (self.path / _GOING, self.path / _RETURNING):
+            for file in _state_files(place):
+                if not (self.path / file.name).exists():
+                    os.rename(file, self.path / file.name)
+            shutil.rmtree(place, ignore_errors=True)
 
     def sync(self) -> None:
         """Names that were given and taken are on disk. Raises OSError."""
@@ -155,6 +167,14 @@ class StateDirectory:
 def check_state_directory(path: Path) -> None:
     """Raises ConfigError as a cell that starts here would, and leaves the directory made."""
     StateDirectory(path).close()
+
+
+def _state_files(place: Path) -> list[Path]:
+    """Complete ones, whatever else somebody has put there. Raises OSError."""
+    if not place.is_dir():
+        return []
+    matches = ((file, _NAME.fullmatch(file.name)) for file in sorted(place.iterdir()))
+    return [file for file, match in matches if match and match[3] == "state" and file.is_file()]
 
 
 def _locked(path: Path) -> int:

@@ -100,6 +100,7 @@ class Journal:
                 f"--state-dir {self._directory.path}: {error.strerror or error}"
             ) from error
         self._blocks_loaded = kept.num_route_blocks
+        self._generation = max([self._generation, *(file.generation for file in kept.files)])
         self._begin(with_snapshot=False, expected_bytes=0)
         expected = self._sizes.stored_bytes(kept.num_route_blocks, kept.num_score_blocks)
         self._is_owed = (

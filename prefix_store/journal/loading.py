@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -122,6 +123,7 @@ def find_kept(directory: StateDirectory, header: Header, sizes: BlockSizes) -> K
     """Reads all files that are this model's: the last complete snapshot and the journals from then on. Cuts off what is
     damaged, sets aside what is not ours, and removes what an earlier snapshot left. Raises OSError."""
     directory.remove_partial()
+    directory.undo_setting_aside()
     files = _usable(directory, header)
     snapshots = [file.generation for file in files if not file.is_journal]
     if snapshots:
@@ -146,20 +148,21 @@ def _usable(directory: StateDirectory, header: Header) -> list[StatePath]:
             continue
         foreign.append(file.path)
         _LOG.warning("state set aside file=%s reason=%r", file.path, _difference(found, header))
-    if foreign:
-        returning = [] if ours else _of_ours(directory.files_aside(), header)
+    returning = [] if ours else _of_ours(directory.files_aside(), header)
+    if foreign or returning:
         directory.set_aside(foreign, returning)
-        if returning:
-            _LOG.info("state that was set aside is taken back files=%d", len(returning))
-            return _usable(directory, header)
+    if returning:
+        _LOG.info("state that was set aside is taken back files=%d", len(returning))
+        return _usable(directory, header)
     return ours
 
 
 def _of_ours(files: list[Path], header: Header) -> list[Path]:
-    """A cell of this model was here before another one was."""
+    """A cell of this model was here before another one was, which may have left nothing. A file that cannot be read is
+    nobody's."""
     ours = []
     for file in files:
-        with file.open("rb") as stream:
+        with suppress(OSError), file.open("rb") as stream:
             if read_header(stream) == header:
                 ours.append(file)
     return ours

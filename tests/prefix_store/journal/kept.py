@@ -24,6 +24,7 @@ from prefix_store.store import PrefixStore
 from tests.prefix_store.builders import (
     BLOCK_SIZE,
     KV_BYTES_PER_BLOCK,
+    NAMESPACE,
     SHAPE,
     TokenIds,
     insert,
@@ -217,6 +218,13 @@ def _content(tree: RadixTree) -> Content:
 
 def _row(scores: TokenScores) -> bytes | None:
     return scores.rows.tobytes() if scores.known.any() else None
+
+
+def num_routes(path: Path, token_ids: TokenIds) -> int:
+    """Tokens of a sequence that a start would find."""
+    found = on_disk(path)
+    ends = range(BLOCK_SIZE, len(token_ids) + 1, BLOCK_SIZE)
+    return BLOCK_SIZE * sum((NAMESPACE, token_ids[:end].tobytes()) in found for end in ends)
 
 
 def kept_file(path: Path, *sequences: TokenIds) -> Path:

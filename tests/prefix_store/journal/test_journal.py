@@ -16,11 +16,9 @@ from prefix_store.journal.append_file import AppendFile
 from prefix_store.journal.directory import StateDirectory
 from prefix_store.journal.journal import SLICE_SECONDS
 from prefix_store.journal.loading import find_kept
-from prefix_store.journal.records import file_start
 from tests.prefix_store.builders import (
     BLOCK_SIZE,
     NAMESPACE,
-    TokenIds,
     branch,
     finish,
     insert,
@@ -36,6 +34,7 @@ from tests.prefix_store.journal.kept import (
     header,
     kept_file,
     limits,
+    num_routes,
     on_disk,
     open_store,
     settle,
@@ -45,13 +44,6 @@ from tests.prefix_store.journal.kept import (
 
 FOUR = tokens(4 * BLOCK_SIZE)
 OTHER = tokens(3 * BLOCK_SIZE, first=500)
-
-
-def num_routes(path: Path, token_ids: TokenIds) -> int:
-    """Tokens of a sequence that a start would find."""
-    found = on_disk(path)
-    ends = range(BLOCK_SIZE, len(token_ids) + 1, BLOCK_SIZE)
-    return BLOCK_SIZE * sum((NAMESPACE, token_ids[:end].tobytes()) in found for end in ends)
 
 
 # --- whose files
@@ -114,20 +106,6 @@ def test_files_of_something_else_are_set_aside_and_never_read(
     assert f"state set aside file={file}" in line
     assert f"its {named} is" in line
     assert (tmp_path / "set-aside" / file.name).exists()
-    assert on_disk(tmp_path) == {}
-
-
-def test_what_was_set_aside_for_another_model_is_taken_back_by_its_own(tmp_path: Path) -> None:
-    kept_file(tmp_path, FOUR)
-    mistaken = header(fingerprint="other weights")
-    for _ in range(3):
-        directory = StateDirectory(tmp_path)
-        for _ in range(2):  # a mistaken start may be repeated
-            assert not find_kept(directory, mistaken, SIZES).index.names
-        directory.close()
-        (tmp_path / "journal-79.state").write_bytes(file_start(mistaken))
-        assert num_routes(tmp_path, FOUR) == len(FOUR)
-        assert [file.name for file in (tmp_path / "set-aside").iterdir()] == ["journal-79.state"]
 
 
 def test_a_file_that_is_damaged_at_its_start_is_set_aside(
