@@ -95,10 +95,14 @@ class EngineRecovery:
 
     def lost(self, reason: str) -> str | None:
         """Its process has ended, or cannot go on."""
+        return self._lost(reason, self._clock())
+
+    def _lost(self, reason: str, end_seconds: float) -> str | None:
+        """end_seconds: until when it may have done something."""
         _LOG.error("engine lost reason=%r", reason)
         self._process.kill()
         now = self._clock()
-        is_same_reason = now - self._back_seconds < STEADY_SECONDS
+        is_same_reason = end_seconds - self._back_seconds < STEADY_SECONDS
         self._num_in_a_row = self._num_in_a_row + 1 if is_same_reason else 1
         self._reason = self._lost_reason = reason
         if self._num_in_a_row > MAX_IN_A_ROW:
@@ -112,7 +116,9 @@ class EngineRecovery:
 
     def tick(self) -> str | None:
         if self._lost_seconds is None:
-            return self.lost(killed_after(HANG_SECONDS)) if self._pulse.hangs() else None
+            if self._pulse.hangs():
+                return self._lost(killed_after(HANG_SECONDS), self._pulse.asked_seconds)
+            return None
         if self._clock() > self._lost_seconds + self._limit_seconds:
             return (
                 f"the engine was lost and is not back within {self._limit_seconds:g} s (--recovery-limit): "

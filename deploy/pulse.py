@@ -35,6 +35,11 @@ class Pulse:
         self._num_looks = 0
         self._asked_seconds = clock()
 
+    @property
+    def asked_seconds(self) -> float:
+        """When it was asked last: one that hangs has lived until then at the most."""
+        return self._asked_seconds
+
     def begin(self) -> None:
         """Another process is asked from now on."""
         self._call, self._asked_seconds = None, self._clock()

@@ -167,3 +167,36 @@ def test_engines_that_end_one_after_the_other_end_the_cell_and_those_that_lived_
     assert failure is not None
     assert f"the engine ended {MAX_IN_A_ROW + 1} times" in failure
     assert "SIGKILL" in failure
+
+
+def test_engines_that_hang_from_their_start_on_end_the_cell_too() -> None:
+    cell = Cell()
+    failure = None
+    cell.process.calls["start"] = True, "engine"
+    for _ in range(MAX_IN_A_ROW + 1):
+        assert failure is None
+        cell.tick(PULSE_SECONDS)
+        for _ in range(MIN_LOOKS):
+            failure = cell.tick(HANG_SECONDS / MIN_LOOKS)
+        cell.tick()
+        cell.tick()
+    assert failure is not None
+    assert f"the engine ended {MAX_IN_A_ROW + 1} times" in failure
+    assert "it hung" in failure
+
+
+def test_engines_that_hang_after_a_long_life_do_not() -> None:
+    cell = Cell()
+    cell.process.calls["start"] = True, "engine"
+    for _ in range(MAX_IN_A_ROW + 2):
+        cell.process.calls["pulse"] = True, True
+        for _ in range(int(STEADY_SECONDS / PULSE_SECONDS) + 1):
+            assert cell.tick(PULSE_SECONDS) is None
+            assert cell.tick() is None
+        cell.process.calls["pulse"] = False, None
+        cell.tick(PULSE_SECONDS)
+        for _ in range(MIN_LOOKS):
+            assert cell.tick(HANG_SECONDS / MIN_LOOKS) is None
+        assert cell.recovery.is_under_way
+        cell.tick()
+        cell.tick()
