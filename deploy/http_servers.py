@@ -166,8 +166,12 @@ class HttpServers:
         """Also those that are stopped, which do not hear Ray."""
         while self._servers:
             server = self._servers.pop()
+            has_ended, failure = self._result(server.call)
+            is_there = (
+                has_ended or failure is None
+            )  # else its number may be another process's by now
             self._kill_actor(server.actor)
-            if server.pid is not None:
+            if server.pid is not None and is_there:
                 self._kill_process(server.pid)
 
     def _begin(self, actor: Any, num_failed_starts: int = 0) -> _Server:

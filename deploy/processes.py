@@ -14,6 +14,14 @@ def runs(process: psutil.Process) -> bool:
         return False
 
 
+def named(process: psutil.Process) -> str | None:
+    """What it is called; None when it is gone."""
+    try:
+        return process.name()
+    except psutil.NoSuchProcess:
+        return None
+
+
 def kill_process(pid: int) -> None:
     """SIGKILL, which a stopped one obeys too. Nothing when it is gone."""
     with contextlib.suppress(ProcessLookupError):

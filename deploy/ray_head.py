@@ -16,7 +16,7 @@ from ray._private.worker import global_worker  # the public calls to the head ha
 from cluster.config import ClusterSection
 from cluster.log import logger
 from deploy.gcs_process import GcsProcess
-from deploy.processes import runs
+from deploy.processes import named, runs
 
 ASK_SECONDS = 0.5
 """An answer takes a millisecond. Ray itself takes up to a second to give up."""
@@ -135,7 +135,7 @@ def joined_head(cluster: ClusterSection) -> RayHead:
 
 def _own_node() -> Callable[[], bool]:
     """Nothing can be started where its raylet has ended; actors end themselves within seconds."""
-    raylets = [child for child in psutil.Process().children() if child.name() == "raylet"]
+    raylets = [child for child in psutil.Process().children() if named(child) == "raylet"]
     return lambda: all(runs(raylet) for raylet in raylets)
 
 

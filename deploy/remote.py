@@ -46,9 +46,11 @@ class Answer:
     @property
     def reason(self) -> str:
         """One line on why it is not what was asked for."""
-        text = (self.errors or self.output).partition(_REPEATED)[0]
-        lines = [line for line in text.splitlines() if line.strip()]
-        return lines[-1].strip() if lines else "no answer in time"
+        for text in (self.errors.partition(_REPEATED)[0], self.output):
+            lines = [line for line in text.splitlines() if line.strip()]
+            if lines:
+                return lines[-1].strip()
+        return "no answer in time" if self.code is None else f"it ended with code {self.code}"
 
 
 def own_program(name: str) -> str:

@@ -71,14 +71,14 @@ def stop_serving(cluster: str, seconds: float) -> str:
 
 def stop_host(cluster: str, programs: str) -> str:
     """Ends Ray there, and with it all that runs in it; then what serves still, which would wait for Ray's head to come
-    back. LEFT_RUNNING, and the processes, if some do not end."""
+    back, or start it again; then what is left of Ray. LEFT_RUNNING, and the processes, if some do not end."""
     left = f"ps -eo pid=,args= | grep -E '{_OF_RAY}|{_OF_US}'"
     stop = f"{programs}ray stop"
     return (
         f"left() {{ {left}; }}\n"
         f"if left > /dev/null; then {stop} --grace-period {RAY_GRACE_SECONDS} > /dev/null 2>&1; fi\n"
-        f"if left > /dev/null; then {stop} --force > /dev/null 2>&1; fi\n"
         f"ps -eo pid=,args= | grep -E '{_OF_US}' | while read -r pid _; do kill -KILL $pid; done\n"
+        f"if left > /dev/null; then {stop} --force > /dev/null 2>&1; fi\n"
         f"rm -f /tmp/ray/cluster-{cluster}.state /tmp/ray/cluster-{cluster}.lock\n"
         f"for _ in $(seq {RAY_GRACE_SECONDS * LOOKS_PER_SECOND}); do "
         f"left > /dev/null || exit 0; sleep {1 / LOOKS_PER_SECOND}; done\n"

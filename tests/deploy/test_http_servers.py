@@ -46,12 +46,14 @@ class Fleet:
         self.killed: list[Any] = []
         self.killed_processes: list[int] = []
         self.is_head_away = False
+        self.result: tuple[bool, Any] = (False, None)
+        """Of every call."""
         self.servers = HttpServers(
             self._make,
             num_serving + num_silent,
             kill_actor=self.killed.append,
             kill_process=self.killed_processes.append,
-            result=lambda _: (False, None),
+            result=lambda _: self.result,
             can_start=lambda: not self.is_head_away,
             clock=lambda: self.now,
         )
@@ -171,3 +173,11 @@ def test_at_the_end_processes_are_killed_that_do_not_hear_ray() -> None:
     fleet.servers.kill()
     assert fleet.killed == [fleet.made[1], fleet.made[0]]
     assert fleet.killed_processes == [7]
+
+
+def test_the_number_of_a_process_that_died_is_left_to_whoever_has_it_now() -> None:
+    fleet = Fleet(num_serving=1, num_silent=0)
+    fleet.result = False, "its process died"
+    fleet.servers.kill()
+    assert fleet.killed == [fleet.made[0]]
+    assert fleet.killed_processes == []

@@ -1,9 +1,9 @@
 """What `pointsman up` and `down` run and make of the answers; the scripts run in a real bash, no host is needed."""
 
 import os
+import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,8 +23,10 @@ from deploy.remote_scripts import (
     refuse_if_serving,
     serving_process,
     start_serving,
+    stop_host,
     stop_serving,
 )
+from tests.helpers.served import eventually
 
 FILE = ClusterFile(
     path=Path("c.yaml"),
@@ -49,7 +51,10 @@ class Home:
     def __init__(self, folder: Path, program: str) -> None:
         self._folder = folder
         (folder / "bin").mkdir()
-        file = folder / "bin" / "pointsman"
+        self.add("pointsman", program)
+
+    def add(self, name: str, program: str) -> None:
+        file = self._folder / "bin" / name
         file.write_text(f"#!/bin/bash\n{program}\n")
         file.chmod(0o755)
 
@@ -68,6 +73,12 @@ class Home:
 
     def log(self) -> str:
         return (self._folder / ".pointsman" / "trial" / "serve.log").read_text()
+
+
+def expect_end(pid: int) -> None:
+    """Of a process that was killed; the kernel may take a moment."""
+    file = Path(f"/proc/{pid}/exe")
+    eventually(lambda: not file.exists(), 10.0, f"the end of process {pid}")
 
 
 SERVES = f"trap 'echo drained; exit 0' TERM; echo '{READY}' $*; while true; do sleep 0.05; done"
@@ -89,6 +100,31 @@ def test_what_serves_is_detached_followed_refused_a_second_time_and_drained(tmp_
     assert home.bash(stop_serving("trial", 20.0)).code == 0
 
 
+def test_what_serves_still_is_killed_before_the_last_of_ray_which_it_would_start_again(
+    tmp_path: Path,
+) -> None:
+    """`ps` and `ray` are scripts: nobody looks at what runs on this machine."""
+    home = Home(tmp_path, "")
+    with subprocess.Popen(["sleep", "600"]) as serves:
+        lives = f"[ -e /proc/{serves.pid}/exe ]"
+        home.add(
+            "ps",
+            f"if {lives}; then echo {serves.pid} pointsman serve; fi\n"
+            "if ! [ -e ~/ended ]; then echo 1 gcs_server; fi",
+        )
+        home.add(
+            "ray",
+            "if [[ $* != *--force ]]; then exit; fi\n"
+            f"for _ in $(seq 50); do {lives} || {{ touch ~/ended; exit; }}; sleep 0.1; done",
+        )
+        try:
+            stopped = home.bash(f"PATH={home.programs}:$PATH\n{stop_host('trial', home.programs)}")
+            assert (stopped.code, stopped.output) == (0, "")
+            assert serves.wait(10) == -signal.SIGKILL
+        finally:
+            serves.kill()
+
+
 def test_what_does_not_drain_is_killed_and_that_is_told(tmp_path: Path) -> None:
     home = Home(tmp_path, "trap '' TERM; echo hangs; while true; do sleep 0.05; done")
     assert home.bash(start_serving("trial", home.programs, [])).code == 0
@@ -96,10 +132,7 @@ def test_what_does_not_drain_is_killed_and_that_is_told(tmp_path: Path) -> None:
     pid = int((tmp_path / ".pointsman" / "trial" / "serve.pid").read_text())
     stopped = home.bash(stop_serving("trial", 0.2))
     assert stopped.output == "what served did not end within 0.2 s and was killed\n"
-    deadline = time.monotonic() + 10
-    while Path(f"/proc/{pid}/exe").exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not Path(f"/proc/{pid}/exe").exists()
+    expect_end(pid)
 
 
 def test_a_process_that_got_the_number_since_is_left_alone(tmp_path: Path) -> None:
@@ -133,9 +166,9 @@ def test_what_a_command_has_started_ends_with_it(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     script = f"sleep 600 & echo $! > {pid_file}; echo here; wait"
     assert next(iter(lines_of(["bash", "-c", script], 20.0))) == "here"
-    assert not Path(f"/proc/{pid_file.read_text().strip()}/exe").exists()
-    assert run(["bash", "-c", script], 0.5) == Answer(None, "here\n", "")
-    assert not Path(f"/proc/{pid_file.read_text().strip()}/exe").exists()
+    expect_end(int(pid_file.read_text()))
+    assert run(["bash", "-c", script], 2.0) == Answer(None, "here\n", "")
+    expect_end(int(pid_file.read_text()))
 
 
 def test_serve_is_told_to_wait_for_the_hosts_of_the_file() -> None:
@@ -175,6 +208,15 @@ def test_the_reason_of_ray_exec_stands_before_the_command_that_it_repeats() -> N
     assert Answer(1, "", errors).reason == (
         "ssh: connect to host 1.2.3.4 port 22: Connection refused"
     )
+
+
+def test_a_command_that_ended_without_a_reason_is_not_said_to_have_been_late() -> None:
+    repeated = "Error: Command failed:\n\n  ssh -tt me@1.2.3.4 bash --login -c 'exit 3'\n"
+    assert Answer(1, "", repeated).reason == "it ended with code 1"
+    assert Answer(1, "Fetched IP: 1.2.3.4\r\nno such folder\r\n", repeated).reason == (
+        "no such folder"
+    )
+    assert Answer(None, "", "").reason == "no answer in time"
 
 
 # --- before `ray up`
