@@ -14,7 +14,8 @@ from tests.router_service.http.helpers import (
 )
 
 LIMITS = ConnectionLimits(write_seconds=0.5)
-PATIENT = ConnectionLimits(write_seconds=1)
+PATIENT = ConnectionLimits(write_seconds=4)
+"""Longer than a busy machine holds up a client that reads."""
 
 
 def ask_and_read_nothing(
@@ -63,8 +64,10 @@ def test_one_that_reads_slowly_but_does_read_gets_all() -> None:
         slow.settimeout(20)
         received, start = b"", time.monotonic()
         while not received.endswith(b"0\r\n\r\n"):
-            time.sleep(0.1)
-            received += slow.recv(2**16)
+            time.sleep(0.15)
+            part = slow.recv(2**15)
+            assert part, "given up"
+            received += part
         assert time.monotonic() - start > PATIENT.write_seconds
         assert b"[DONE]" in received[-100:]
         assert engine.aborts == []
