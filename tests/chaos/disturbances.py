@@ -1,7 +1,6 @@
 """What is done to a cell, and when: drawn from a seed."""
 
 import os
-import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +9,8 @@ from signal import SIGCONT, SIGKILL, SIGSTOP, Signals
 
 from cluster.channel import FREE_PORTS
 from tests.chaos.proc import listening_of, taking, waits_in_exchange
-from tests.chaos.scene import RANKS_MEET, Scene, wait_until
+from tests.chaos.recoveries import RANKS_MEET
+from tests.chaos.scene import Scene, wait_until
 
 ATTEMPTS = 40
 """To stop a rank in the middle of a step. It takes one or two."""
@@ -28,14 +28,12 @@ class Moment(Enum):
 
 @dataclass(frozen=True)
 class Kind:
-    """do: returns when all of it is done. num_groups: that the ranks meet in because of it, at least."""
+    """do: returns when all of it is done. num_groups: that the ranks meet in before they go on, at least."""
 
     name: str
     do: Callable[[Scene], None]
     num_groups: int = 1
     moment: Moment = Moment.ANSWERS
-    loses_streams: bool = False
-    """Those of the killed process may end with a broken connection."""
 
 
 def _kill_ranks(count: int) -> Callable[[Scene], None]:
@@ -109,14 +107,15 @@ def _exhaust_memory_of_replacement(scene: Scene) -> None:
 
 
 def _kill_http_server(scene: Scene) -> None:
-    os.kill(scene.draw.choice(sorted(scene.served.pids_of("HttpServer"))), SIGKILL)
+    scene.kill_http_server(scene.drawn_http_server())
 
 
 def _kill_http_server_meanwhile(scene: Scene) -> None:
     (rank,) = scene.drawn_ranks(1)
+    http_server = scene.drawn_http_server()
     scene.kill(rank)
     scene.await_line(RANKS_MEET)
-    _kill_http_server(scene)
+    scene.kill_http_server(http_server)
 
 
 def _signal_engine(number: Signals) -> Callable[[Scene], None]:
@@ -151,20 +150,13 @@ KINDS = (
     Kind("a rank is slow: stopped most of 4 s, in beats", _slow_down, 0),
     Kind("a rank gets no more memory", _exhaust_memory, moment=Moment.PROMPTS),
     Kind("a rank, and its replacement gets no memory", _exhaust_memory_of_replacement, 2),
-    Kind("an HTTP server", _kill_http_server, 0, loses_streams=True),
-    Kind("a rank, and an HTTP server meanwhile", _kill_http_server_meanwhile, loses_streams=True),
+    Kind("an HTTP server", _kill_http_server, 0),
+    Kind("a rank, and an HTTP server meanwhile", _kill_http_server_meanwhile),
     Kind("the engine", _signal_engine(SIGKILL)),
     Kind("the engine hangs (SIGSTOP)", _signal_engine(SIGSTOP)),
     Kind("the engine, and one of its ports is taken", _take_port_of_engine),
-    Kind("a rank, and the engine meanwhile", _kill_engine_meanwhile),
+    Kind("a rank, and the engine meanwhile", _kill_engine_meanwhile, 2),
 )
-
-
-def drawn_kinds(seed: int, number: int, kinds: tuple[Kind, ...]) -> list[Kind]:
-    """Every kind as often as the others, or once more, in a drawn order."""
-    drawn = [kinds[n % len(kinds)] for n in range(number)]
-    random.Random(seed).shuffle(drawn)
-    return drawn
 
 
 def await_moment(scene: Scene, moment: Moment, prompt_seconds: float) -> None:

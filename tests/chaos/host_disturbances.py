@@ -51,11 +51,13 @@ def _nothing(_scene: HostScene) -> None:
 
 @dataclass(frozen=True)
 class HostKind:
-    """prepare: before the streams are asked for; do: returns when all of it is done, the host reached again"""
+    """prepare: before the streams are asked for; do: returns when all of it is done, the host reached again.
+    num_groups: that the ranks meet in because of it, at least."""
 
     name: str
     do: Callable[[HostScene], None]
     prepare: Callable[[HostScene], None] = _nothing
+    num_groups: int = 1
 
 
 def _kill_rank(scene: HostScene) -> None:
@@ -134,7 +136,7 @@ KINDS = (
     HostKind("a rank hangs (SIGSTOP)", _freeze_rank),
     HostKind("a host is lost, a spare one has room", _lose_host),
     HostKind("a host is lost, booted and joins again", _lose_host_and_boot, _take_the_spare_away),
-    HostKind("a host is cut off for 0.5 to 2 s", _cut(BRIEF_SECONDS)),
-    HostKind("a host is cut off for 5 to 9 s", _cut(MIDDLE_SECONDS)),
+    HostKind("a host is cut off for 0.5 to 2 s", _cut(BRIEF_SECONDS), num_groups=0),
+    HostKind("a host is cut off for 5 to 9 s", _cut(MIDDLE_SECONDS), num_groups=0),
     HostKind("a host is cut off for 14 to 18 s", _cut(LONG_SECONDS)),
 )

@@ -3,24 +3,31 @@ fail among greedy streams, at seeded moments, and every stream has to give the t
 """
 
 import argparse
+import os
 import random
+import shlex
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 
 from tests.chaos.document import write_section
+from tests.chaos.draws import drawn_kinds, outcomes_of
 from tests.chaos.host_disturbances import KINDS, HostKind, HostScene
-from tests.chaos.outcomes import Outcome, recoveries, table, wrong_streams
-from tests.chaos.streams import Stream, Streams, longest_pause
+from tests.chaos.outcomes import Observed, Outcome, is_good, num_hits, outcome_of, table
+from tests.chaos.scene import told_recoveries
+from tests.chaos.streams import Stream, Streams
 from tests.helpers.hosts.fleet import fleet_of
 from tests.helpers.hosts.ray_on_hosts import RayOnHosts
 from tests.helpers.hosts.served_on_hosts import ServedOnHosts
 from tests.helpers.served import eventually
 
+COMMAND = "python", "-m", "tests.chaos.on_hosts"
 NUM_RANKS = 4
+READY_SECONDS = 240.0
 REST_SECONDS = 120.0
 HEADING = "On four hosts"
 
@@ -37,48 +44,49 @@ class HostChaos:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """0 when every stream went on to its end with the right tokens."""
-    parser = argparse.ArgumentParser(prog="python -m tests.chaos.on_hosts")
+    parser = argparse.ArgumentParser(prog=" ".join(COMMAND))
     parser.add_argument("--disturbances", type=int, default=10)
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", default="", help="kinds whose name contains this")
     parser.add_argument("--out", type=Path, help="a document whose section is replaced")
-    options = parser.parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else arguments
+    options, command = parser.parse_args(given), shlex.join([*COMMAND, *given])
     among = tuple(kind for kind in KINDS if options.only in kind.name)
     kinds = drawn_kinds(options.seed, options.disturbances, among)
-    chaos = HostChaos(kinds, options.seed, options.streams, options.max_tokens)
-    began = time.monotonic()
-    outcomes = run(chaos)
-    lines = [_about(chaos, time.monotonic() - began), "", *table(outcomes)]
+    chaos = HostChaos(tuple(kinds), options.seed, options.streams, options.max_tokens)
+    began, load_before = time.monotonic(), os.getloadavg()[0]
+    outcomes: list[Outcome] = []
+    try:
+        for outcome in run(chaos):
+            outcomes.append(outcome)
+    except BaseException:
+        print("\n".join(table(outcomes)), file=sys.stderr)
+        raise
+    minutes = (time.monotonic() - began) / 60
+    lines = [
+        f"Written by `{command}`: {_about(chaos)} {num_hits(outcomes)} of {options.disturbances} disturbances in "
+        f"{minutes:.0f} minutes; the machine had a load average of {load_before:.1f} before.",
+        "",
+        *table(outcomes),
+    ]
     print("\n".join(lines))
     if options.out is not None:
         write_section(options.out, HEADING, lines)
-    return 0 if all(is_good(outcome) for outcome in outcomes) else 1
+    return 0 if is_good(outcomes) else 1
 
 
-def is_good(outcome: Outcome) -> bool:
-    return not outcome.num_wrong and not outcome.num_cut
-
-
-def drawn_kinds(seed: int, number: int, among: tuple[HostKind, ...]) -> tuple[HostKind, ...]:
-    """Every kind as often as the others, or once more, in a drawn order."""
-    drawn = [among[n % len(among)] for n in range(number)]
-    random.Random(seed).shuffle(drawn)
-    return tuple(drawn)
-
-
-def run(chaos: HostChaos) -> list[Outcome]:
+def run(chaos: HostChaos) -> Iterator[Outcome]:
     """Raises AssertionError when the cell does not come to rest after a disturbance."""
     with scene_on_hosts(chaos) as scene:
         undisturbed = _undisturbed(scene, chaos)
-        outcomes = []
-        for number, kind in enumerate(chaos.kinds):
-            scene = replace(scene, draw=random.Random(f"{chaos.seed} {number}"), repairs=[])
-            outcomes.append(_disturb(scene, kind, undisturbed, chaos))
-            print(f"{number + 1}: {outcomes[-1]}", file=sys.stderr, flush=True)
+
+        def disturb(kind: HostKind, draw: random.Random) -> Outcome:
+            return _disturb(replace(scene, draw=draw, repairs=[]), kind, undisturbed, chaos)
+
+        yield from outcomes_of(chaos.kinds, disturb, seed=chaos.seed, seconds=inf)
         assert scene.served.stop(60.0) == 0
-        return outcomes
 
 
 @contextmanager
@@ -93,7 +101,7 @@ def scene_on_hosts(chaos: HostChaos) -> Iterator[HostScene]:
             *("--set", "cell.step_timeout_floor_seconds=4", "--set", "cell.step_timeout_factor=10"),
         ]
         with ServedOnHosts(fleet.hosts, fleet.directory, *flags) as served:
-            served.wait_until_ready()
+            served.wait_until_ready(READY_SECONDS)
             yield HostScene(fleet.hosts, ray, served, random.Random(chaos.seed))
 
 
@@ -109,7 +117,7 @@ def _disturb(
     served, draw = scene.served, scene.draw
     kind.prepare(scene)
     served.evict_all()
-    told = len(served.stderr)
+    offset = served.stderr_bytes
     streams = Streams(served.base_url, chaos.num_streams, chaos.max_tokens)
     share = draw.uniform(0.02, 0.5)
     eventually(lambda: streams.share_of_tokens >= share, REST_SECONDS, f"{share:.0%} of tokens")
@@ -120,21 +128,9 @@ def _disturb(
         repair()
     eventually(lambda: served.is_healthy, REST_SECONDS, "a cell that is ready again")
     eventually(lambda: _is_idle(served), REST_SECONDS, "an idle cell without leases")
-    seconds, num_routed, num_unrouted = recoveries(served.stderr[told:])
-    wrong = wrong_streams(ends, undisturbed, may_be_cut=False)
-    for end in wrong[:3]:
-        print(f"wrong: {end}", file=sys.stderr)
-    return Outcome(
-        kind.name,
-        num_open=num_open,
-        num_whole=sum(end.is_whole for end in ends),
-        num_cut=sum(not end.is_whole for end in ends),
-        num_wrong=len(wrong),
-        pause_seconds=longest_pause(ends, at),
-        seconds=seconds,
-        num_routed=num_routed,
-        num_unrouted=num_unrouted,
-    )
+    told = told_recoveries(lambda: served.stderr_from(offset))
+    seen = Observed(kind.name, ends, num_open, at, told, kind.num_groups)
+    return outcome_of(seen, undisturbed)
 
 
 def _is_idle(served: ServedOnHosts) -> bool:
@@ -142,15 +138,13 @@ def _is_idle(served: ServedOnHosts) -> bool:
     return not (status["num_running"] or status["num_waiting"] or status["kv_blocks_leased"])
 
 
-def _about(chaos: HostChaos, seconds: float) -> str:
+def _about(chaos: HostChaos) -> str:
     return (
-        f"Written by `python -m tests.chaos.on_hosts --disturbances {len(chaos.kinds)} --seed {chaos.seed} --out "
-        f"docs/chaos.md`: EP {NUM_RANKS}, a rank on each of four hosts (namespaces with an sshd each on one machine of "
-        f"two cores) and a spare host, {chaos.num_streams} greedy streams of {chaos.max_tokens} tokens at a time, "
-        "deterministic numerics, `cell.step_timeout_floor_seconds` 4 instead of 20 (a silent host is found so much "
-        f"sooner), Ray's patience as in `deploy/ray/local.yaml`; {seconds / 60:.0f} minutes in all. Engine and HTTP "
-        "server are on the first host, which keeps its power and its network. Every stream was compared token by token "
-        "with an undisturbed run. "
+        f"EP {NUM_RANKS}, a rank on each of four hosts (namespaces with an sshd each on one machine of "
+        f"{os.cpu_count()} cores) and a spare host, {chaos.num_streams} greedy streams of {chaos.max_tokens} tokens at "
+        "a time, deterministic numerics, `cell.step_timeout_floor_seconds` 4 instead of 20 (a silent host is found so "
+        "much sooner), Ray's patience as in `deploy/ray/local.yaml`. Engine and HTTP server are on the first host, "
+        "which keeps its power and its network. Every stream was compared token by token with an undisturbed run. "
         "After each disturbance the cell had to be ready and without leases, and the processes of ranks that were "
         "replaced had to be gone."
     )

@@ -1,4 +1,5 @@
-"""What Linux tells of a process: what the threads of a rank wait for, where an engine listens."""
+"""What Linux tells of a process: what the threads of a rank wait for, where an engine listens, whom an HTTP server
+has accepted."""
 
 import socket
 import time
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import psutil
 
+from tests.chaos.streams import Address
 from tests.helpers.served import eventually
 
 _LOOK_SECONDS = 0.03
@@ -63,15 +65,22 @@ def _title(pid: int) -> str:
         return ""
 
 
-def listening_of(pid: int, ports: range) -> list[tuple[str, int]]:
+def listening_of(pid: int, ports: range) -> list[Address]:
     """Addresses with one of these ports, in order."""
     connections = psutil.Process(pid).net_connections("tcp")
     listening = [c.laddr for c in connections if c.status == psutil.CONN_LISTEN]
     return sorted((laddr.ip, laddr.port) for laddr in listening if laddr.port in ports)
 
 
+def clients_of(pid: int, port: int) -> set[Address]:
+    """The other ends of the connections that the process has accepted on this port of its own."""
+    connections = psutil.Process(pid).net_connections("tcp")
+    accepted = [c.raddr for c in connections if c.raddr and c.laddr.port == port]
+    return {(raddr.ip, raddr.port) for raddr in accepted}
+
+
 @contextmanager
-def taking(address: tuple[str, int]) -> Iterator[None]:
+def taking(address: Address) -> Iterator[None]:
     """From the moment on that its owner is gone."""
 
     def take() -> socket.socket | None:

@@ -4,18 +4,18 @@ import os
 import random
 import resource
 import signal
-import time
 from collections.abc import Callable
 
 import psutil
 
-from tests.chaos.proc import children, loads_weights
-from tests.chaos.streams import Streams
-from tests.helpers.served import Served, eventually
+from tests.chaos.proc import children, clients_of, loads_weights
+from tests.chaos.recoveries import Recoveries, recoveries
+from tests.chaos.streams import Address, Streams
+from tests.helpers.served import Served, address_of, eventually
 
 PATIENCE_SECONDS = 60.0
-RANKS_MEET = "pointsman.recovery ranks meet"
-"""A line of the launcher: it has told survivors and new processes where."""
+LATE_LINES_SECONDS = 30.0
+"""Ray brings the engine's lines a moment later."""
 
 
 class Scene:
@@ -29,7 +29,8 @@ class Scene:
         self.draw = draw
         self._ep_size = ep_size
         self._told = served.stderr_bytes
-        self.began = time.monotonic()
+        self.lost_clients: set[Address] = set()
+        """Of the HTTP servers that were killed, when they were."""
 
     def drawn_ranks(self, count: int) -> list[int]:
         return self.draw.sample(range(self._ep_size), count)
@@ -39,6 +40,25 @@ class Scene:
 
     def kill(self, rank: int) -> None:
         self.signal(rank, signal.SIGKILL)
+
+    def drawn_http_server(self) -> int:
+        """Its process, once each open stream has been accepted by some HTTP server: nobody can tell whose listening
+        socket a connection is queued at."""
+        pids = sorted(self.served.pids_of("HttpServer"))
+
+        def are_accepted() -> bool:
+            accepted = set[Address | None]().union(*map(self._clients_of, pids))
+            return self.streams.open_clients <= accepted
+
+        wait_until(are_accepted, "a server for each stream")
+        return self.draw.choice(pids)
+
+    def kill_http_server(self, pid: int) -> None:
+        self.lost_clients |= self._clients_of(pid)
+        os.kill(pid, signal.SIGKILL)
+
+    def _clients_of(self, http_server: int) -> set[Address]:
+        return clients_of(http_server, address_of(self.served.base_url)[1])
 
     def refuse_memory(self, pid: int) -> None:
         """The process gets none from now on, but what its allocator has at hand."""
@@ -71,3 +91,13 @@ class Scene:
 def wait_until(condition: Callable[[], bool], what: str) -> None:
     """Looks often: the moment that is waited for may be short."""
     eventually(condition, PATIENCE_SECONDS, what, pause_seconds=0.002)
+
+
+def told_recoveries(told: Callable[[], str]) -> Recoveries:
+    """Once all of their lines have come. told: the log of a cell that is ready."""
+
+    def look() -> Recoveries | None:
+        found = recoveries(told())
+        return found if found.are_told else None
+
+    return eventually(look, LATE_LINES_SECONDS, "a recovery's line")

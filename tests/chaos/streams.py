@@ -2,8 +2,10 @@
 
 import json
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Any
 
 import httpx
 
@@ -13,17 +15,27 @@ SHARED_TOKENS = 96
 OWN_TOKENS = 48
 TIMEOUT_SECONDS = 120.0
 """Between two tokens."""
+Address = tuple[str, int]
+"""Host and port of one end of a connection."""
 
 
 @dataclass
 class Stream:
     token_ids: list[int] = field(default_factory=list)
-    error: str | None = None
+    errors: list[str] = field(default_factory=list)
     is_whole: bool = False
     is_open: bool = True
     """Neither its end nor an error has come."""
-    token_times: list[float] = field(default_factory=list)
+    token_times: list[float] = field(default_factory=list, repr=False)
     """Of each event with tokens, on the monotonic clock."""
+    client: Address | None = None
+    """Its own end of the connection; None until there is one."""
+
+    def on_trace(self, event: str, about: dict[str, Any]) -> None:
+        """Of httpcore, which tells each connection that it makes."""
+        if event == "connection.connect_tcp.complete":
+            host, port, *_ = about["return_value"].get_extra_info("client_addr")
+            self.client = host, port
 
 
 def prompt_of(number: int) -> list[int]:
@@ -48,9 +60,9 @@ class Streams:
         return sum(stream.is_open for stream in self._streams)
 
     @property
-    def num_begun(self) -> int:
-        """Whose first token has come."""
-        return sum(bool(stream.token_ids) for stream in self._streams)
+    def open_clients(self) -> set[Address | None]:
+        """Of streams that are open; None among them when one has no connection yet."""
+        return {stream.client for stream in self._streams if stream.is_open}
 
     @property
     def share_of_tokens(self) -> float:
@@ -69,28 +81,33 @@ class Streams:
             prompt_of(number), self._max_tokens, stream=True, return_token_ids=True
         )
         try:
-            with httpx.stream("POST", self._url, json=body, timeout=TIMEOUT_SECONDS) as answer:
+            with (
+                httpx.Client(timeout=TIMEOUT_SECONDS) as client,
+                client.stream(
+                    "POST", self._url, json=body, extensions={"trace": stream.on_trace}
+                ) as answer,
+            ):
                 for line in answer.iter_lines():
                     self._take(stream, line.removeprefix("data: "))
         except httpx.TransportError as error:
-            stream.error = f"{type(error).__name__}: {error}"
+            stream.errors.append(f"{type(error).__name__}: {error}")
         finally:
             stream.is_open = False
 
     def _take(self, stream: Stream, event: str) -> None:
         if event == "[DONE]":
-            stream.is_whole = stream.error is None
+            stream.is_whole = not stream.errors
         elif event:
             told = json.loads(event)
             if "error" in told:
-                stream.error = told["error"]["message"]
+                stream.errors.append(told["error"]["message"])
             for choice in told.get("choices", ()):
                 if token_ids := choice.get("token_ids"):
                     stream.token_ids += token_ids
                     stream.token_times.append(time.monotonic())
 
 
-def longest_pause(streams: list[Stream], since: float) -> float:
+def longest_pause(streams: Sequence[Stream], since: float) -> float:
     """Seconds in which no stream at all got a token, from `since` to the last token."""
     times = sorted(t for stream in streams for t in stream.token_times if t > since)
     return max((b - a for a, b in zip([since, *times], times, strict=False)), default=0.0)

@@ -16,10 +16,11 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 from urllib.parse import urlsplit
 
 import psutil
@@ -31,7 +32,7 @@ _MARK = "POINTSMAN_TEST_FLEET"
 _READY = re.compile(
     r"pointsman is ready: (https?://\S+) \(model (\S+), admin (https?://[^)]+)\)", re.ASCII
 )
-_RANK = re.compile(r"rank ready rank=(\d+) pid=(\d+)", re.ASCII)
+_RANK = re.compile(r"rank ready rank=(\d+) pid=(\d+) host=(\S+)", re.ASCII)
 T = TypeVar("T")
 
 
@@ -49,33 +50,22 @@ def eventually(
         time.sleep(pause_seconds)
 
 
-class Served:
-    """Owner of one `pointsman serve` process, its temporary directory and its two output files.
+class RankProcess(NamedTuple):
+    """pid: as its host counts; host: by its address."""
 
-    The process leads a session of its own, so a signal to its group is what Ctrl-C in a terminal sends.
-    """
+    pid: int
+    host: str
 
-    def __init__(self, *arguments: str, environment: dict[str, str] | None = None) -> None:
-        self._mark = uuid.uuid4().hex
-        self.directory = Path(tempfile.mkdtemp(prefix="cell-"))  # short: it holds Unix sockets
-        self._outputs = Path(tempfile.mkdtemp(prefix="cell-output-"))
-        self._out, self._err = self._outputs / "stdout", self._outputs / "stderr"
-        self._seen: set[psutil.Process] = set()
-        self._shared_memory: set[Path] = set()
+
+class ServeProcess(ABC):
+    """Owner of one `pointsman serve`, on whatever host, and of its two output files in `outputs`."""
+
+    def __init__(self, command: Sequence[str], outputs: Path, **options: Any) -> None:
+        """options: of Popen."""
+        self._out, self._err = outputs / "stdout", outputs / "stderr"
         with self._out.open("w") as out, self._err.open("w") as err:
-            self.process = subprocess.Popen(
-                [
-                    str(Path(sys.executable).parent / "pointsman"),
-                    *("serve", "--port", "0", "--admin-port", "0"),
-                    *arguments,
-                ],
-                stdout=out,
-                stderr=err,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-                preexec_fn=_end_with_parent,
-                env={**os.environ, "TMPDIR": str(self.directory), _MARK: self._mark}
-                | (environment or {}),
+            self.process: subprocess.Popen[bytes] = subprocess.Popen(
+                command, stdout=out, stderr=err, stdin=subprocess.DEVNULL, **options
             )
 
     def __enter__(self) -> Self:
@@ -90,13 +80,11 @@ class Served:
         """Leaves nothing behind, also after a failed test, whose output it then shows."""
         if kind is not None:
             print(f"--- stdout\n{self.stdout}\n--- stderr\n{self.stderr}", file=sys.stderr)
-        for process in self.processes():
-            process.kill()
-        self.process.wait(timeout=GONE_SECONDS)
-        for directory in (self.directory, self._outputs):
-            shutil.rmtree(directory, ignore_errors=True)
+        self.kill()
 
-    # --- what it says
+    @abstractmethod
+    def kill(self) -> None:
+        """All that it started, at once."""
 
     @property
     def stdout(self) -> str:
@@ -104,7 +92,7 @@ class Served:
 
     @property
     def stderr(self) -> str:
-        return self._err.read_text()
+        return self._err.read_text(errors="replace")
 
     def stderr_from(self, offset: int) -> str:
         """What has come after so many bytes."""
@@ -116,14 +104,6 @@ class Served:
     def stderr_bytes(self) -> int:
         return self._err.stat().st_size
 
-    @property
-    def failure_lines(self) -> list[str]:
-        return [line for line in self.stderr.splitlines() if line.startswith("pointsman: ")]
-
-    def wait_for_stderr(self, text: str, seconds: float) -> None:
-        eventually(lambda: text in self.stderr or self._ended(), seconds, f"{text!r} on stderr")
-        assert text in self.stderr, f"ended before {text!r}:\n{self.stderr}"
-
     def wait_until_ready(self, seconds: float = READY_SECONDS) -> Self:
         eventually(
             lambda: _READY.search(self.stdout) is not None or self._ended(),
@@ -131,8 +111,6 @@ class Served:
             "the ready line",
         )
         self._ready()
-        self.note()
-        assert list(self.directory.iterdir()), "its temporary files are elsewhere"
         return self
 
     def _ready(self) -> re.Match[str]:
@@ -146,6 +124,59 @@ class Served:
     @property
     def base_url(self) -> str:
         return self._ready()[1]
+
+    @property
+    def rank_processes(self) -> dict[int, RankProcess]:
+        """By rank: the newest."""
+        told = _RANK.findall(self.stderr)
+        return {int(rank): RankProcess(int(pid), host) for rank, pid, host in told}
+
+
+class Served(ServeProcess):
+    """On this machine; owner of its temporary directory, too.
+
+    The process leads a session of its own, so a signal to its group is what Ctrl-C in a terminal sends.
+    """
+
+    def __init__(self, *arguments: str, environment: dict[str, str] | None = None) -> None:
+        self._mark = uuid.uuid4().hex
+        self.directory = Path(tempfile.mkdtemp(prefix="cell-"))  # short: it holds Unix sockets
+        self._outputs = Path(tempfile.mkdtemp(prefix="cell-output-"))
+        self._seen: set[psutil.Process] = set()
+        self._shared_memory: set[Path] = set()
+        program = Path(sys.executable).parent / "pointsman"
+        super().__init__(
+            [str(program), "serve", "--port", "0", "--admin-port", "0", *arguments],
+            self._outputs,
+            start_new_session=True,
+            preexec_fn=_end_with_parent,
+            env={**os.environ, "TMPDIR": str(self.directory), _MARK: self._mark}
+            | (environment or {}),
+        )
+
+    def kill(self) -> None:
+        for process in self.processes():
+            with contextlib.suppress(psutil.NoSuchProcess):  # it ended with its parent
+                process.kill()
+        self.process.wait(timeout=GONE_SECONDS)
+        for directory in (self.directory, self._outputs):
+            shutil.rmtree(directory, ignore_errors=True)
+
+    # --- what it says
+
+    @property
+    def failure_lines(self) -> list[str]:
+        return [line for line in self.stderr.splitlines() if line.startswith("pointsman: ")]
+
+    def wait_for_stderr(self, text: str, seconds: float) -> None:
+        eventually(lambda: text in self.stderr or self._ended(), seconds, f"{text!r} on stderr")
+        assert text in self.stderr, f"ended before {text!r}:\n{self.stderr}"
+
+    def wait_until_ready(self, seconds: float = READY_SECONDS) -> Self:
+        super().wait_until_ready(seconds)
+        self.note()
+        assert list(self.directory.iterdir()), "its temporary files are elsewhere"
+        return self
 
     @property
     def model(self) -> str:
@@ -186,7 +217,7 @@ class Served:
         return [p.pid for p in self.processes() if _title(p).partition(".")[0] == name]
 
     def pid_of_rank(self, rank: int) -> int:
-        return {int(r): int(pid) for r, pid in _RANK.findall(self.stderr)}[rank]
+        return self.rank_processes[rank].pid
 
     def note(self) -> None:
         """Remembers what exists now, for `assert_nothing_left`."""
