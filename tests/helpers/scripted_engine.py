@@ -159,6 +159,11 @@ class ScriptedEngine:
             return False
         return True
 
+    def finish_of(self, request_id: str) -> Finish:
+        """Waits until it is here: the HTTP server's client may have its answer before."""
+        wait_until(lambda: any(finish.request_id == request_id for finish in self.finishes))
+        return next(finish for finish in self.finishes if finish.request_id == request_id)
+
     @property
     def num_told(self) -> list[int]:
         """Output tokens of those that are active."""
@@ -183,8 +188,8 @@ class ScriptedEngine:
             case SubmitAll(submits):
                 self._submit(peer, submits)
             case Abort(request_id):
-                self.aborts.append(request_id)
                 self._active.pop(request_id, None)
+                self.aborts.append(request_id)  # last: who waits for it sees the rest
             case Finish(request_id, num_output_tokens):
                 self.finishes.append(message)
                 active = self._active.get(request_id)

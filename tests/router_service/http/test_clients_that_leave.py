@@ -52,7 +52,7 @@ def test_leaving_while_tokens_are_made_aborts_the_request(path: str, body: dict[
     with slow_engine() as engine, running_server(engine) as (client, ports):
         with connection(ports, path, body):
             wait_until(lambda: engine.num_active == 1)
-        wait_until(lambda: len(engine.aborts) == 1, seconds=2)
+        wait_until(lambda: len(engine.aborts) == 1)
         assert engine.aborts == [engine.submits[0].request_id]
         assert_serves(client)
 
@@ -62,7 +62,7 @@ def test_leaving_while_still_queued_aborts_the_request(path: str, body: dict[str
     with slow_engine(held=True) as engine, running_server(engine) as (_, ports):
         with connection(ports, path, body):
             wait_until(lambda: len(engine.submits) == 1)
-        wait_until(lambda: len(engine.aborts) == 1, seconds=2)
+        wait_until(lambda: len(engine.aborts) == 1)
         assert engine.num_active == 0
 
 
@@ -74,7 +74,7 @@ def test_leaving_after_some_chunks_aborts_the_stream() -> None:
             for _ in range(3):
                 assert next(lines).startswith("data: ")
                 next(lines)
-        wait_until(lambda: len(engine.aborts) == 1, seconds=2)
+        wait_until(lambda: len(engine.aborts) == 1)
 
 
 def test_a_half_closed_connection_counts_as_left() -> None:
@@ -83,7 +83,7 @@ def test_a_half_closed_connection_counts_as_left() -> None:
         with connection(ports, path, body) as connected:
             wait_until(lambda: engine.num_active == 1)
             connected.shutdown(socket.SHUT_WR)
-            wait_until(lambda: len(engine.aborts) == 1, seconds=2)
+            wait_until(lambda: len(engine.aborts) == 1)
 
 
 def test_leaving_a_batch_aborts_each_of_its_prompts_once() -> None:
@@ -91,7 +91,7 @@ def test_leaving_a_batch_aborts_each_of_its_prompts_once() -> None:
         body = completion_body(prompt=["a", "b", "c"], stream=True, **LONG)
         with connection(ports, COMPLETIONS, body):
             wait_until(lambda: engine.num_active == 3)
-        wait_until(lambda: len(engine.aborts) == 3, seconds=2)
+        wait_until(lambda: len(engine.aborts) == 3)
         assert sorted(engine.aborts) == sorted(submit.request_id for submit in engine.submits)
 
 
@@ -103,7 +103,7 @@ def test_fifty_clients_that_leave_at_once_disturb_nobody_else() -> None:
         wait_until(lambda: engine.num_active == 50)
         for request in opened:
             request.__exit__(None, None, None)
-        wait_until(lambda: len(engine.aborts) == 50, seconds=5)
+        wait_until(lambda: len(engine.aborts) == 50)
         answer = client.post(COMPLETIONS, json=completion_body(max_tokens=3)).json()
         assert answer["choices"][0]["text"] == " one two three"
         assert engine.num_active == 0
@@ -137,7 +137,7 @@ def test_nothing_is_kept_of_a_connection_that_is_reset_after_its_answer() -> Non
             wait_until(lambda: num_kept(limits) == 1)
             reset_at_the_end = struct.pack("ii", 1, 0)
             connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset_at_the_end)
-        wait_until(lambda: num_kept(limits) == 0, seconds=5)
+        wait_until(lambda: num_kept(limits) == 0)
 
 
 def num_kept(limits: ConnectionLimits) -> int:

@@ -102,7 +102,7 @@ def test_usage_ids_and_engine_agree_on_the_token_that_completed_the_match(
     count = num_tokens_until("hree fo")
     assert parts[-1]["usage"]["completion_tokens"] == count
     assert ids == tokens(TEXT)[:count]
-    assert engine.finishes[-1].num_output_tokens == count
+    assert engine.finish_of(f"{parts[0]['id']}-0").num_output_tokens == count
 
 
 def test_routes_are_cut_at_the_token_that_completed_the_match(client: httpx.Client) -> None:
