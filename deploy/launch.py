@@ -169,7 +169,7 @@ def _load_weights(
         workers[0].host_rendezvous.remote(config.cell.start_timeout_seconds), deadline, "rank 0"
     )
     loads = {
-        worker.load.remote(address, port, config.cell.start_timeout_seconds): rank
+        worker.load_and_join.remote(address, port, config.cell.start_timeout_seconds): rank
         for rank, worker in enumerate(workers)
     }
     loaded: dict[int, LoadedRank] = {}

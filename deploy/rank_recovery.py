@@ -1,11 +1,13 @@
 """Which process is which rank after the start: those that die are replaced, those that hang are made to die.
 
-    a rank's process ends ─► the engine is told ─► a new process in its place, the others let go of its host
+    a rank's process ends ─► the engine is told ─► a new process in its place loads, the others let go of its host
           ▲                                                                            │
           │                                                               somebody hosts a rendezvous
           │                                                                            │
-          └── it ends, or another does, while they come together ◄── all join ◄────────┘
+          └── it ends, or another does, until they have come together ◄── all join ◄───┘
 
+Nobody is told where to meet before all have their weights: whoever dies until then costs only the time of its own
+place, and who still loads goes on.
 One that gives no sign of life is killed and counts as lost at once: with its host gone, Ray may take a minute to know.
 
 Nothing here waits: `tick` looks at what has come of what was asked for. How long it may take in all is the engine's
@@ -23,6 +25,8 @@ from deploy.pulse import killed_after
 
 PULSE_SECONDS = 3.0
 """A process that does not say within this time that it lives hangs."""
+SILENCE_SECONDS = 5.0
+"""After so long, and then twice as long each time, who loads is asked for a sign of life."""
 DEATH_SECONDS = 2.0
 """Within this time Ray tells that a process has died; an exchange that broke without a death has another reason."""
 
@@ -56,12 +60,16 @@ class RankProcesses(Protocol):
         """Gives (address, port)."""
         ...
 
-    def load(self, rank: int, address: str, port: int, model_dir: str) -> Call:
-        """The rank's weights, then into the group."""
+    def load(self, rank: int, model_dir: str) -> Call:
+        """The rank's weights; again in place of others."""
         ...
 
-    def run(self, rank: int, generation: int, loaded: Any) -> None:
-        """It serves the engine until it ends, which is then told to `RankRecovery.lost`. loaded: what `load` gave."""
+    def join(self, rank: int, address: str, port: int) -> Call:
+        """With the weights that it has, into the group."""
+        ...
+
+    def run(self, rank: int, generation: int, joined: Any) -> None:
+        """It serves the engine until it ends, which is then told to `RankRecovery.lost`. joined: what `join` gave."""
         ...
 
     def pulse(self, rank: int) -> Call: ...
@@ -84,15 +92,25 @@ class EngineLine(Protocol):
 
 @dataclass
 class _Attempt:
-    """To bring the ranks together. loads: once the engine has been told where."""
+    """To bring the ranks together. joins: of new processes, once the engine has been told where."""
 
     rendezvous: Call
     letting_go: dict[int, Call]
     """Of those that lived."""
     due_seconds: float
     """When they have to have answered."""
-    loads: dict[int, Call] = field(default_factory=dict)
+    ask_at: float
+    """When those who load are asked for a sign of life."""
+    patience: float = SILENCE_SECONDS
+    joins: dict[int, Call] = field(default_factory=dict)
     is_told: bool = False
+
+
+@dataclass(frozen=True)
+class _Load:
+    call: Call
+    weights: WeightsServed
+    """That were served when it was asked for."""
 
 
 class RankRecovery:
@@ -111,8 +129,8 @@ class RankRecovery:
         self._generation = 0
         self._dead: set[int] = set()
         """Ranks without a process."""
-        self._new: set[int] = set()
-        """Ranks with one that has not been told to load yet."""
+        self._loads: dict[int, _Load] = {}
+        """Of ranks with one that has not been told to join yet."""
         self._attempt: _Attempt | None = None
         self._regroup_at: float | None = None
         """When a group is made of whoever lives then, if nobody is found dead before."""
@@ -125,14 +143,15 @@ class RankRecovery:
 
     @property
     def is_under_way(self) -> bool:
-        return bool(self._attempt or self._dead or self._pulses) or self._regroup_at is not None
+        busy = self._attempt or self._dead or self._loads or self._pulses
+        return bool(busy) or self._regroup_at is not None
 
     def lost(self, rank: int, reason: str) -> None:
         """Its process has ended, or cannot be reached."""
         _LOG.error("rank lost rank=%d reason=%r", rank, reason)
         self._engine.rank_lost(rank, reason)
         self._pulses.pop(rank, None)
-        self._new.discard(rank)
+        self._loads.pop(rank, None)
         self._dead.add(rank)
         self._give_up()
 
@@ -149,8 +168,8 @@ class RankRecovery:
         if wanted.generation != self._generation:
             return
         if self._attempt is not None and self._attempt.is_told:
-            if self._attempt.loads and wanted.silent_ranks:
-                self._ask_for_pulses()  # who waits for those who load is silent, too
+            if self._attempt.joins and wanted.silent_ranks:
+                self._ask_for_pulses()  # who waits for those who join is silent, too
                 return
             self._give_up()  # its ranks did not come together
         if self._attempt is not None or self._dead or self._regroup_at is not None:
@@ -197,43 +216,55 @@ class RankRecovery:
             self.lost(rank, killed_after(PULSE_SECONDS))
 
     def _give_up(self) -> None:
-        """What was under way. Those who load would wait for a group that does not come."""
+        """What was under way. Those who join would wait for a group that does not come; those who load go on."""
         attempt, self._attempt = self._attempt, None
-        for rank in attempt.loads if attempt is not None else ():
+        for rank in attempt.joins if attempt is not None else ():
             self._processes.kill(rank)
             self._dead.add(rank)
 
     def _begin(self) -> None:
         self._regroup_at = None
-        lived = [rank for rank in range(self._num_ranks) if rank not in self._new | self._dead]
+        lived = [
+            rank
+            for rank in range(self._num_ranks)
+            if rank not in self._dead and rank not in self._loads
+        ]
         letting_go = {rank: self._processes.let_go(rank, self._dead) for rank in lived}
+        if self._dead:
+            _LOG.info("ranks start again ranks=%r", sorted(self._dead))
         for rank in sorted(self._dead):
             self._starting[rank] = self._processes.start(rank)
-        self._new |= self._dead
+            self._load(rank)
         self._dead.clear()
+        now = self._clock()
         self._attempt = _Attempt(
             self._processes.host_rendezvous(lived[0] if lived else 0),
             letting_go,
-            self._clock() + PULSE_SECONDS,
+            due_seconds=now + PULSE_SECONDS,
+            ask_at=now + SILENCE_SECONDS,
         )
+
+    def _load(self, rank: int) -> None:
+        weights = self._engine.weights
+        self._loads[rank] = _Load(self._processes.load(rank, weights.model_dir), weights)
 
     def _advance(self, attempt: _Attempt) -> None:
         if not attempt.is_told:
-            if self._have_let_go(attempt):
+            if self._have_let_go(attempt) and self._have_loaded(attempt):
                 self._tell(attempt)
             return
-        for rank, call in list(attempt.loads.items()):
+        for rank, call in list(attempt.joins.items()):
             done, result = self._processes.result(call)
             if done:
-                del attempt.loads[rank]
+                del attempt.joins[rank]
                 self._came_with[rank] = self._generation
                 self._processes.run(rank, self._generation, result)
             elif result is not None:
-                del attempt.loads[rank]
+                del attempt.joins[rank]
                 self._processes.kill(rank)
                 self.lost(rank, str(result))
                 return
-        if not attempt.loads:
+        if not attempt.joins:
             self._attempt = None
 
     def _have_let_go(self, attempt: _Attempt) -> bool:
@@ -247,6 +278,25 @@ class RankRecovery:
             self._lose_silent(attempt.letting_go)
         return not attempt.letting_go
 
+    def _have_loaded(self, attempt: _Attempt) -> bool:
+        """All that are to join, the weights that are served now."""
+        loading = False
+        for rank, load in list(self._loads.items()):
+            done, result = self._processes.result(load.call)
+            if not done and result is not None:
+                self._processes.kill(rank)
+                self.lost(rank, str(result))
+                return False
+            if done and load.weights != self._engine.weights:
+                self._load(rank)
+            loading = loading or not done or load.weights != self._engine.weights
+        now = self._clock()
+        if loading and now >= attempt.ask_at:
+            attempt.patience *= 2
+            attempt.ask_at = now + attempt.patience
+            self._ask_for_pulses()
+        return not loading
+
     def _tell(self, attempt: _Attempt) -> None:
         done, result = self._processes.result(attempt.rendezvous)
         if not done:
@@ -257,15 +307,14 @@ class RankRecovery:
             return
         address, port = result
         self._generation += 1
-        joining = {rank: came for rank, came in self._came_with.items() if rank not in self._new}
+        joining = {rank: came for rank, came in self._came_with.items() if rank not in self._loads}
         self._engine.regroup(Regroup(self._generation, address, port, joining))
         attempt.is_told = True
         _LOG.info(
             "ranks meet generation=%d at=%s:%d new_ranks=%r",
-            *(self._generation, address, port, sorted(self._new)),
+            *(self._generation, address, port, sorted(self._loads)),
         )
-        attempt.loads = {
-            rank: self._processes.load(rank, address, port, self._engine.weights.model_dir)
-            for rank in sorted(self._new)
+        attempt.joins = {
+            rank: self._processes.join(rank, address, port) for rank in sorted(self._loads)
         }
-        self._new.clear()
+        self._loads.clear()

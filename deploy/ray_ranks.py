@@ -92,9 +92,12 @@ class RayRanks:
         gone = {hosts[rank] for rank in lost if rank in hosts}
         return tuple(sorted(gone - live - {ray.util.get_node_ip_address()}))
 
-    def load(self, rank: int, address: str, port: int, model_dir: str) -> Any:
+    def load(self, rank: int, model_dir: str) -> Any:
         self.loaded.pop(rank, None)
-        return self.actors[rank].load.remote(address, port, self._timeout_seconds, model_dir)
+        return self.actors[rank].load.remote(model_dir)
+
+    def join(self, rank: int, address: str, port: int) -> Any:
+        return self.actors[rank].join.remote(address, port, self._timeout_seconds)
 
     def run(self, rank: int, generation: int, loaded: LoadedRank) -> None:
         self.loaded[rank] = loaded

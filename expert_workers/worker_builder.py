@@ -1,4 +1,5 @@
-"""From options to a worker that has its weights and its place in the group: the composition of one rank."""
+"""From options to a worker that has its weights and its place in the group: the composition of one rank, in two steps,
+so that a group which does not come together costs no weights."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +37,7 @@ from expert_workers.worker import ExpertWorker
 class WorkerOptions:
     """All that one rank is started with. Every rank gets the same values but for rank, device and host address.
 
-    store_address, store_port: where the EP group meets; unused with local dispatch
+    store_address, store_port: where the EP group meets; unused while loading, and with local dispatch
     join_timeout_seconds:      until every rank has loaded and arrived
     exchange_timeout_seconds:  of one exchange; longer than the slowest step of a healthy peer
     weights_dir:               of the weights that are served by now; None: those in model_dir. What is read as text
@@ -93,6 +94,24 @@ def build_expert_worker(
     process of the cell hosts (`ep_group.host_store`).
     Raises ConfigError (CheckpointError for the model), CellError when the group does not come together.
     """
+    return place_in_group(options, load_rank(options, progress), store)
+
+
+@dataclass(frozen=True)
+class LoadedParts:
+    """All of a rank that does not depend on where its group meets."""
+
+    spec: ModelSpec
+    placement: ExpertPlacement
+    identity: CellIdentity
+    model: RankModel
+    numerics: Numerics
+    kv_pool: KVPool
+    grammars: GrammarCompiler | GrammarError
+
+
+def load_rank(options: WorkerOptions, progress: LoadProgress | None = None) -> LoadedParts:
+    """Reads this rank's weights. Raises ConfigError (CheckpointError for the model)."""
     spec = read_model_spec(options.model_dir)
     placement = expert_placement(options, spec)
     dtype = torch_dtype(options.dtype)
@@ -108,22 +127,38 @@ def build_expert_worker(
         dtype=dtype,
         device=options.device,
     )
-    group = None if options.dispatch == "local" else _join(options, store)
-    exchange = None if group is None else group.exchange
-    return ExpertWorker(
-        rank=options.rank,
+    return LoadedParts(
+        spec=spec,
+        placement=placement,
         identity=rank_identity(options, placement),
         model=RankModel(spec, transformer, WeightExchange(weights, spec, target, options.dtype)),
+        numerics=numerics,
         kv_pool=kv_pool,
+        grammars=grammar_compiler(options, spec),
+    )
+
+
+def place_in_group(
+    options: WorkerOptions, parts: LoadedParts, store: Store | None = None
+) -> ExpertWorker:
+    """Blocks until all ranks have joined. store: see `build_expert_worker`. Raises CellError when they do not."""
+    group = None if options.dispatch == "local" else _join(options, store)
+    exchange = None if group is None else group.exchange
+    placement = parts.placement
+    return ExpertWorker(
+        rank=options.rank,
+        identity=parts.identity,
+        model=parts.model,
+        kv_pool=parts.kv_pool,
         dispatcher=LoadCountingDispatcher(
             _dispatcher(placement, exchange, options.device), placement.num_physical_per_rank
         ),
         plans=PlanCache(
-            plan_shape(options, spec=spec, placement=placement, numerics=numerics),
+            plan_shape(options, spec=parts.spec, placement=placement, numerics=parts.numerics),
             exchange,
         ),
         group=group,
-        sequences=KnownSequences(grammar_compiler(options, spec)),
+        sequences=KnownSequences(parts.grammars),
     )
 
 

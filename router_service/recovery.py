@@ -148,7 +148,7 @@ class Recovery:
         self._count(error)
         _LOG.warning("group broken generation=%d reason=%r", self._generation, str(error))
         self._ask(str(error), error.silent_ranks if isinstance(error, DeadlineError) else ())
-        self._begin(str(error))
+        self._begin(str(error), error if isinstance(error, RankLostError) else None)
         recovered = self._come_together(started)
         lost = recovered.lost
         self._log(
@@ -170,8 +170,9 @@ class Recovery:
         self._log(recovered, f"engine_life={self._life.number}")
         return recovered
 
-    def _begin(self, reason: str) -> None:
-        self._reason, self._lost_reasons = reason, {}
+    def _begin(self, reason: str, lost: RankLostError | None = None) -> None:
+        self._reason = reason
+        self._lost_reasons = {} if lost is None else {lost.rank: lost}
         self._around.recovers_from(reason)
 
     @property
@@ -288,6 +289,9 @@ class Recovery:
         ]
 
     def _what_is_missing(self, began: int, ready: dict[int, WorkerReady]) -> str:
+        if self._generation == began and self._lost_reasons:
+            lost = ", ".join(map(str, sorted(self._lost_reasons)))
+            return f"rank {lost} did not come back"
         if self._generation == began:
             return "the launcher has not brought the ranks together"
         missing = ", ".join(map(str, self._missing(ready)))

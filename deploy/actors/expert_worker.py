@@ -1,7 +1,7 @@
 """The Ray actor `ExpertWorker`: one expert-parallel rank. Ray starts and watches it; steps come over ZeroMQ."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import ray
@@ -16,7 +16,12 @@ from deploy.lost_hosts import end_connections_to
 from expert_workers.device import detect_devices, rank_device, use_one_compute_thread
 from expert_workers.ep_group import host_store
 from expert_workers.worker import ExpertWorker as Worker
-from expert_workers.worker_builder import WorkerOptions, build_expert_worker
+from expert_workers.worker_builder import (
+    LoadedParts,
+    WorkerOptions,
+    load_rank,
+    place_in_group,
+)
 from expert_workers.worker_loop import run_worker
 
 
@@ -40,6 +45,8 @@ class ExpertWorker:
         self._keys = keys
         self._rank = Rank(rank)
         self._fraction = 0.0
+        self._loaded: tuple[WorkerOptions, LoadedParts] | None = None
+        """Until it is placed in a group."""
         self._worker: Worker | None = None
 
     def __repr__(self) -> str:
@@ -52,33 +59,52 @@ class ExpertWorker:
         self._store = host_store(address, 0, timeout_seconds)
         return address, self._store.port
 
-    def load(
-        self, store_address: str, store_port: int, timeout_seconds: float, model_dir: str = ""
-    ) -> LoadedRank:
-        """Reads this rank's share of the weights and joins the group. model_dir: if other weights are served by now."""
+    def load(self, model_dir: str = "") -> bool:
+        """Reads this rank's share of the weights, in place of what it had read. model_dir: if other weights are served
+        by now."""
         plan = self._plan
-        self._worker = build_expert_worker(
-            WorkerOptions(
-                model_dir=plan.model_dir,
-                weights_dir=Path(model_dir) if model_dir else None,
-                rank=self._rank,
-                ep_size=plan.ep_size,
-                dtype=plan.dtype,
-                device=rank_device(detect_devices()),
-                num_kv_blocks=plan.num_kv_blocks,
-                block_size=plan.block_size,
-                deterministic=plan.deterministic,
-                dispatch=plan.dispatch,
-                exchange=plan.exchange,
-                host_address=_host_address(),
-                store_address=store_address,
-                store_port=store_port,
-                group_name=self._keys.shared_name(b"ep_group"),
-                join_timeout_seconds=timeout_seconds,
-                exchange_timeout_seconds=plan.exchange_timeout_seconds,
-            ),
-            progress=self._note_progress,
+        self._loaded = None
+        options = WorkerOptions(
+            model_dir=plan.model_dir,
+            weights_dir=Path(model_dir) if model_dir else None,
+            rank=self._rank,
+            ep_size=plan.ep_size,
+            dtype=plan.dtype,
+            device=rank_device(detect_devices()),
+            num_kv_blocks=plan.num_kv_blocks,
+            block_size=plan.block_size,
+            deterministic=plan.deterministic,
+            dispatch=plan.dispatch,
+            exchange=plan.exchange,
+            host_address=_host_address(),
+            store_address="",
+            store_port=0,
+            group_name=self._keys.shared_name(b"ep_group"),
+            join_timeout_seconds=0.0,
+            exchange_timeout_seconds=plan.exchange_timeout_seconds,
         )
+        self._loaded = options, load_rank(options, self._note_progress)
+        return True
+
+    def load_and_join(
+        self, store_address: str, store_port: int, timeout_seconds: float
+    ) -> LoadedRank:
+        """Where all ranks do so at once: at the start."""
+        self.load()
+        return self.join(store_address, store_port, timeout_seconds)
+
+    def join(self, store_address: str, store_port: int, timeout_seconds: float) -> LoadedRank:
+        """The group that meets there, with what was loaded."""
+        assert self._loaded is not None, "join before load"
+        options, parts = self._loaded
+        self._loaded = None
+        where = replace(
+            options,
+            store_address=store_address,
+            store_port=store_port,
+            join_timeout_seconds=timeout_seconds,
+        )
+        self._worker = place_in_group(where, parts)
         return LoadedRank(os.getpid(), _place(), ray.get_runtime_context().get_node_id())
 
     def pulse(self) -> bool:
@@ -96,7 +122,7 @@ class ExpertWorker:
     def run(
         self, engine_endpoint: str, route_endpoint: str, generation: int, engine_life: int
     ) -> None:
-        assert self._worker is not None, "run before load"
+        assert self._worker is not None, "run before join"
         use_one_compute_thread()
         run_worker(
             self._worker,

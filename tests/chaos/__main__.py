@@ -132,7 +132,8 @@ def _disturb(
     ends = streams.ends()
     _await_rest(served)
     told = told_recoveries(scene.told)
-    seen = Observed(kind.name, ends, num_open, at, told, kind.num_groups, scene.lost_clients)
+    wanted = kind.num_groups, kind.num_starts
+    seen = Observed(kind.name, ends, num_open, at, told, *wanted, scene.lost_clients)
     return outcome_of(seen, undisturbed.streams)
 
 

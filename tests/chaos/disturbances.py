@@ -9,7 +9,7 @@ from signal import SIGCONT, SIGKILL, SIGSTOP, Signals
 
 from cluster.channel import FREE_PORTS
 from tests.chaos.proc import listening_of, taking, waits_in_exchange
-from tests.chaos.recoveries import RANKS_MEET
+from tests.chaos.recoveries import RANKS_MEET, RANKS_START
 from tests.chaos.scene import Scene, wait_until
 
 ATTEMPTS = 40
@@ -28,11 +28,13 @@ class Moment(Enum):
 
 @dataclass(frozen=True)
 class Kind:
-    """do: returns when all of it is done. num_groups: that the ranks meet in before they go on, at least."""
+    """do: returns when all of it is done. num_groups: that the ranks meet in before they go on, at least. num_starts:
+    how often ranks are started in place of others before that, at least."""
 
     name: str
     do: Callable[[Scene], None]
     num_groups: int = 1
+    num_starts: int = 0
     moment: Moment = Moment.ANSWERS
 
 
@@ -89,6 +91,14 @@ def _kill_survivor_that_meets(scene: Scene) -> None:
     scene.kill(second)
 
 
+def _kill_survivor_that_waits(scene: Scene) -> None:
+    first, second = scene.drawn_ranks(2)
+    scene.kill(first)
+    scene.await_line(RANKS_START)
+    time.sleep(scene.draw.uniform(0.1, 1.0))
+    scene.kill(second)
+
+
 def _kill_replacement(scene: Scene) -> None:
     (rank,) = scene.drawn_ranks(1)
     if (pid := scene.kill_until_loading(rank)) is not None:
@@ -114,7 +124,7 @@ def _kill_http_server_meanwhile(scene: Scene) -> None:
     (rank,) = scene.drawn_ranks(1)
     http_server = scene.drawn_http_server()
     scene.kill(rank)
-    scene.await_line(RANKS_MEET)
+    scene.await_line(RANKS_START)
     scene.kill_http_server(http_server)
 
 
@@ -125,7 +135,7 @@ def _signal_engine(number: Signals) -> Callable[[Scene], None]:
 def _kill_engine_meanwhile(scene: Scene) -> None:
     (rank,) = scene.drawn_ranks(1)
     scene.kill(rank)
-    scene.await_line(RANKS_MEET)
+    scene.await_line(RANKS_START)
     os.kill(scene.served.pid_of("Engine"), SIGKILL)
 
 
@@ -145,11 +155,14 @@ KINDS = (
     Kind("two ranks at once", _kill_ranks(2)),
     Kind("a rank, and another within 4 s", _kill_another_later),
     Kind("a rank, and a survivor while the group is rebuilt", _kill_survivor_that_meets, 2),
-    Kind("a rank, and its replacement while that loads", _kill_replacement, 2),
+    Kind("a rank, and a survivor while that loads", _kill_survivor_that_waits, num_starts=2),
+    Kind("a rank, and its replacement while that loads", _kill_replacement, num_starts=2),
     Kind("a rank hangs (SIGSTOP)", _freeze),
     Kind("a rank is slow: stopped most of 4 s, in beats", _slow_down, 0),
     Kind("a rank gets no more memory", _exhaust_memory, moment=Moment.PROMPTS),
-    Kind("a rank, and its replacement gets no memory", _exhaust_memory_of_replacement, 2),
+    Kind(
+        "a rank, and its replacement gets no memory", _exhaust_memory_of_replacement, num_starts=2
+    ),
     Kind("an HTTP server", _kill_http_server, 0),
     Kind("a rank, and an HTTP server meanwhile", _kill_http_server_meanwhile),
     Kind("the engine", _signal_engine(SIGKILL)),

@@ -46,6 +46,8 @@ class Observed:
     recoveries: Recoveries
     num_groups: int
     """That the ranks meet in before they go on, at least, if it came when it should."""
+    num_starts: int = 0
+    """How often ranks are started in place of others before they go on, likewise."""
     lost_clients: Collection[Address] = ()
 
 
@@ -72,7 +74,8 @@ class Outcome:
 
 def outcome_of(seen: Observed, undisturbed: Sequence[Stream]) -> Outcome:
     """undisturbed: the same streams, in the same order."""
-    has_hit = seen.recoveries.took_groups(seen.num_groups)
+    told = seen.recoveries
+    has_hit = told.took_groups(seen.num_groups) and told.took_starts(seen.num_starts)
     return Outcome(
         seen.name,
         num_open=seen.num_open,

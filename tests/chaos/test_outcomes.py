@@ -15,7 +15,7 @@ from tests.chaos.outcomes import (
     table,
     wrong_streams,
 )
-from tests.chaos.recoveries import RANKS_MEET, recoveries
+from tests.chaos.recoveries import RANKS_MEET, RANKS_START, recoveries
 from tests.chaos.streams import Stream, longest_pause
 
 WHOLE = Stream([1, 2, 3], is_whole=True)
@@ -63,6 +63,7 @@ def test_the_longest_pause_is_of_all_streams_together_and_begins_with_the_distur
 
 
 TEXTS = {
+    "s": f"{RANKS_START} ranks=[1]",
     "m": f"{RANKS_MEET} generation={{}} at=127.0.0.1:1 new_ranks=[1]",
     "r": (
         "recovered generation={} seconds=2.5 new_ranks=[1, 2] kept_ranks=[0] requests=3 routed_tokens=70 "
@@ -74,8 +75,8 @@ TEXTS = {
 
 
 def log_of(*lines: str) -> str:
-    """m2: the ranks are told to meet in group 2; r2, e2: they go on in it, and so does a new engine; t: with these
-    requests."""
+    """s: processes in place of others load; m2: the ranks are told to meet in group 2; r2, e2: they go on in it, and so
+    does a new engine; t: with these requests."""
     return "\n".join(TEXTS[line[0]].format(line[1:]) for line in lines)
 
 
@@ -110,6 +111,22 @@ def test_what_breaks_a_group_before_it_is_together_takes_another(
     assert [found.took_groups(n) for n in range(4)] == [n <= num_groups for n in range(4)]
 
 
+@pytest.mark.parametrize(
+    ("lines", "num_starts"),
+    [
+        (("m1", "e1"), 0),
+        (("s", "m1", "r1"), 1),
+        (("s", "m1", "r1", "s", "m2", "r2"), 1),
+        (("s", "s", "m1", "r1"), 2),
+    ],
+)
+def test_who_dies_while_others_load_takes_another_start(
+    lines: tuple[str, ...], num_starts: int
+) -> None:
+    found = recoveries(log_of(*lines))
+    assert [found.took_starts(n) for n in (0, 2, 3)] == [True, num_starts >= 2, num_starts >= 3]
+
+
 def test_what_was_seen_of_a_disturbance_is_counted_and_judged() -> None:
     cut = Stream([1], ["broken"], token_times=[1.0, 7.0], client=LOST)
     wrong = replace(cut, client=OTHER)
@@ -117,7 +134,9 @@ def test_what_was_seen_of_a_disturbance_is_counted_and_judged() -> None:
     seen = Observed("a rank", [WHOLE, cut, wrong], 2, 2.0, told, num_groups=1, lost_clients={LOST})
     hit = Outcome("a rank", 2, 1, 2, (wrong,), 5.0, (2.5,), 70, 5, Aim.HIT)
     assert outcome_of(seen, [WHOLE] * 3) == hit
-    assert outcome_of(replace(seen, num_groups=2), [WHOLE] * 3) == replace(hit, aim=Aim.MISSED)
+    for number in ({"num_groups": 2}, {"num_starts": 2}):
+        missed = outcome_of(replace(seen, **number), [WHOLE] * 3)
+        assert missed == replace(hit, aim=Aim.MISSED)
 
 
 def test_one_wrong_stream_or_too_many_that_were_cut_are_not_good_even_when_the_moment_was_missed() -> (

@@ -201,6 +201,16 @@ def test_what_is_not_made_good_in_time_ends_every_request_with_both_reasons() ->
         assert "not made good within 0.5 s (--recovery-limit): rank 1 did not join group 1" in error
 
 
+def test_a_rank_for_which_no_process_came_in_time_is_named() -> None:
+    with recovering_cell(recovery_limit_seconds=0.5) as (cell, launcher):
+        start(cell)
+        launcher.lost(1)
+        cell.client.wait_for("a", "b")
+        error = cell.client.completions["a"].error
+        assert error is not None
+        assert error.endswith("within 0.5 s (--recovery-limit): rank 1 did not come back")
+
+
 def test_a_rank_lost_while_idle_comes_back_and_commands_wait_for_it() -> None:
     with recovering_cell() as (cell, launcher):
         launcher.lost(0)
