@@ -25,6 +25,8 @@ class CellPlan:
 
     model_dir: Path
     served_model_name: str
+    created: int
+    """Unix seconds: when the newest file of the checkpoint was written."""
     spec: ModelSpec
     dtype: ComputeDtype
     ep_size: int

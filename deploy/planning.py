@@ -150,6 +150,7 @@ def _plan(config: Config, model: FoundModel, devices: HostDevices) -> CellPlan:
     return CellPlan(
         model_dir=model.model_dir.resolve(),
         served_model_name=config.model.served_name or _default_name(model.model_dir),
+        created=_created(model.model_dir),
         spec=spec,
         dtype=dtype,
         ep_size=ep_size,
@@ -183,6 +184,11 @@ def _check_http(http: HttpSection) -> None:
 
 def _default_name(model_dir: Path) -> str:
     return "minnow" if model_dir == DEMO_MODEL else model_dir.resolve().name
+
+
+def _created(model_dir: Path) -> int:
+    files = [model_dir / "config.json", *weight_files(model_dir)]
+    return int(max(file.stat().st_mtime for file in files))
 
 
 def _dispatch(config: Config, ep_size: int) -> DispatchMode:

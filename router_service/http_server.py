@@ -7,7 +7,6 @@ import asyncio
 import secrets
 import socket
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
@@ -50,6 +49,8 @@ _log = logger("http")
 class HttpServerOptions:
     model_dir: Path
     served_model_name: str
+    created: int
+    """The model, in Unix seconds; the same at all servers of a cell."""
     max_model_len: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]
@@ -248,7 +249,7 @@ class HttpServer:
             bodies=BodyLimits(options.max_body_bytes, options.max_bodies_bytes),
             needs_key=options.api_keys is not None,
             version=options.version,
-            created=int(time.time()),
+            created=options.created,
         )
         api = ServiceApi(self._model, client, admission, api_options)
         api_app = api.application()

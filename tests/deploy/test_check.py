@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from deploy.cell_plan import CellPlan
 from deploy.check import describe
 from deploy.cli import main
 from deploy.host_fit import Host, shortfalls
-from deploy.planning import CellPreview, plan_cell, preview_cell
+from deploy.planning import DEMO_MODEL, CellPreview, plan_cell, preview_cell
 from tests.cluster.test_qwen3_config import (
     QWEN3_30B_A3B,
     QWEN3_235B_A22B,
@@ -198,6 +200,15 @@ def test_ranks_share_the_experts_and_each_hold_the_rest() -> None:
 
 def test_a_cell_that_can_start_is_planned_as_it_is_previewed() -> None:
     assert plan_cell(load_config(None, {})) == preview().plan
+
+
+def test_the_model_was_made_when_the_newest_file_of_its_checkpoint_was(tmp_path: Path) -> None:
+    model = shutil.copytree(DEMO_MODEL, tmp_path / "model")
+    for number, file in enumerate(sorted(model.iterdir())):
+        os.utime(file, (0, 1_600_000_000 + number))
+    os.utime(model / "model.safetensors", (0, 1_700_000_000))
+    os.utime(model / "tokenizer.json", (0, 1_800_000_000))
+    assert preview(model).plan.created == 1_700_000_000
 
 
 def test_check_tells_of_a_model_with_grouped_query_attention(

@@ -126,6 +126,7 @@ def _api(plan: CellPlan, service: EngineService) -> Iterator[CellClients]:
         HttpServerOptions(
             model_dir=plan.model_dir,
             served_model_name=plan.served_model_name,
+            created=plan.created,
             max_model_len=plan.max_model_len,
             vocab_size=plan.spec.vocab_size,
             eos_token_ids=plan.spec.eos_token_ids,

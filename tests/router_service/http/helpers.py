@@ -15,6 +15,8 @@ from tests.helpers.scripted_engine import ScriptedEngine
 
 DEMO_MODEL = Path(__file__).parents[3] / "deploy" / "demo_model"
 MODEL = "demo"
+CREATED = 1_700_000_000
+"""When the model was, in Unix seconds."""
 VOCAB_SIZE = 3072
 CODEC = TextCodec(DEMO_MODEL)
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -35,6 +37,7 @@ def make_options(endpoint: str, **changes: Any) -> HttpServerOptions:
     values: dict[str, Any] = {
         "model_dir": DEMO_MODEL,
         "served_model_name": MODEL,
+        "created": CREATED,
         "max_model_len": 256,
         "vocab_size": VOCAB_SIZE,
         "eos_token_ids": (2, 0),

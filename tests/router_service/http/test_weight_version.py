@@ -9,6 +9,7 @@ from tests.helpers.scripted_engine import ScriptedEngine
 from tests.router_service.http.helpers import (
     CHAT,
     COMPLETIONS,
+    CREATED,
     MODEL,
     chat_body,
     completion_body,
@@ -46,6 +47,12 @@ def test_the_model_card_says_which_weights_are_served(
     client: httpx.Client, engine: ScriptedEngine
 ) -> None:
     assert client.get(f"/v1/models/{MODEL}").json()["weight_version"] == engine.weight_version
+
+
+def test_every_server_of_a_cell_says_the_same_of_when_the_model_was(engine: ScriptedEngine) -> None:
+    with running_server(engine) as (first, _), running_server(engine) as (second, _):
+        told = [client.get(f"/v1/models/{MODEL}").json()["created"] for client in (first, second)]
+    assert told == [CREATED, CREATED]
 
 
 def test_while_the_engine_cannot_be_asked_models_are_listed_without_it() -> None:
