@@ -5,6 +5,7 @@ from typing import Any
 
 from starlette.responses import Response
 
+from cluster.errors import WeightsChangedError
 from router_service.openai_errors import error_body, error_response, json_response
 
 ANTHROPIC_PATH = "/v1/messages"
@@ -31,5 +32,12 @@ def anthropic_error_body(error: Exception) -> dict[str, Any]:
     """{"type": "error", "error": {"type", "message"}}."""
     status = error_response(error).status_code
     kind = _ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
-    message = error_body(error)["error"]["message"]
-    return {"type": "error", "error": {"type": kind, "message": message}}
+    return {"type": "error", "error": {"type": kind, "message": message_with_code(error)}}
+
+
+def message_with_code(error: Exception) -> str:
+    """For shapes whose codes are others: a program that asks again when the weights have changed tells it by the code,
+    so the message begins with it."""
+    said = error_body(error)["error"]
+    message: str = said["message"]
+    return f"{said['code']}: {message}" if isinstance(error, WeightsChangedError) else message

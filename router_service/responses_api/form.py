@@ -3,6 +3,7 @@
 from typing import Any
 
 from router_service.choice_delta import ChoiceDelta, ChoiceEnd
+from router_service.error_shapes import message_with_code
 from router_service.generation import Generation
 from router_service.logprobs import ScoredToken, chat_logprobs
 from router_service.openai_errors import error_body
@@ -52,8 +53,7 @@ class ResponsesForm:
         return self._event(f"response.{item_status(self._end)}", response=self._response(self._end))
 
     def failure(self, error: Exception) -> bytes:
-        said = error_body(error)["error"]
-        told = {"code": said["type"], "message": said["message"]}
+        told = {"code": error_body(error)["error"]["type"], "message": message_with_code(error)}
         return self._event("response.failed", response=self._response(None, error=told))
 
     def _opening(self) -> bytes:

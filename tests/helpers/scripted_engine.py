@@ -82,6 +82,12 @@ def _scores(submit: Submit, token_ids: list[int]) -> ScoreColumns | None:
     )
 
 
+_ERRORS: dict[FinishReason, str] = {
+    "error": "router logits are not finite",
+    "abort": "the weights were exchanged for 89ab while it ran",
+}
+
+
 @dataclass
 class _Active:
     peer: bytes
@@ -111,6 +117,8 @@ class ScriptedEngine:
     evict_failure: str = ""
     error_after: int | None = None
     """Ends each request with an error after this many tokens."""
+    error_reason: FinishReason = "error"
+    """How it ends then; "abort": the weights were exchanged."""
     blames_request: bool = False
     """For that error."""
     prompt_score_delay: int = 0
@@ -243,7 +251,7 @@ class ScriptedEngine:
         new: list[int] = []
         for _ in range(self.tokens_per_step):
             if self.error_after is not None and active.num_sent >= self.error_after:
-                self._end(active, new, "error", active.num_sent)
+                self._end(active, new, self.error_reason, active.num_sent)
                 return
             new.append(script[active.num_sent % len(script)])
             active.num_sent += 1
@@ -259,7 +267,7 @@ class ScriptedEngine:
         submit = active.submit
         completion = Completion(
             finish_reason=reason,
-            error="router logits are not finite" if reason == "error" else None,
+            error=_ERRORS.get(reason),
             num_output_tokens=num_output_tokens,
             cached_tokens=self.cached_tokens,
             replayed_tokens=self.replayed_tokens,

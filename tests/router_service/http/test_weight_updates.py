@@ -15,7 +15,13 @@ from tests.helpers.content_workers import oracle
 from tests.helpers.other_weights import fingerprint_of
 from tests.helpers.scripted_engine import ScriptedEngine, wait_until
 from tests.router_service.http.content_server import running_cell
-from tests.router_service.http.helpers import COMPLETIONS, MODEL, assert_error, running_server
+from tests.router_service.http.helpers import (
+    COMPLETIONS,
+    MODEL,
+    assert_error,
+    running_server,
+    tokens,
+)
 
 PROMPT = list(range(1, 14))
 OTHER = "/other"
@@ -147,6 +153,45 @@ def test_a_stream_that_has_shown_something_ends_with_the_error(
     chunks = [json.loads(block.removeprefix("data: ")) for block in blocks]
     assert chunks[-1]["error"]["code"] == "weights_changed"
     assert {chunk["weight_version"] for chunk in chunks[:-1]} == {"digests"}
+
+
+def aborted(path: str, asked: dict[str, Any]) -> dict[str, Any]:
+    """The answer, or the last event of its stream, whose weights were exchanged after some tokens."""
+    with (
+        ScriptedEngine(
+            token_ids=tokens("one two three"), error_after=2, error_reason="abort"
+        ) as engine,
+        running_server(engine) as (client, _),
+    ):
+        answer = client.post(path, json={"model": MODEL, "stream": True} | asked)
+    last: dict[str, Any] = json.loads(answer.text.strip().rpartition("data: ")[2])
+    return last
+
+
+def test_in_the_shape_of_responses_the_message_of_a_failed_one_begins_with_the_code() -> None:
+    failed = aborted("/v1/responses", {"input": "x"})
+    assert failed["type"] == "response.failed"
+    assert failed["response"]["error"] == {
+        "code": "server_error",
+        "message": "weights_changed: the weights were exchanged for 89ab while it ran",
+    }
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_in_the_shape_of_messages_the_message_begins_with_the_code(stream: bool) -> None:
+    asked = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 9, "stream": stream}
+    assert aborted("/v1/messages", asked) == {
+        "type": "error",
+        "error": {
+            "type": "api_error",
+            "message": "weights_changed: the weights were exchanged for 89ab while it ran",
+        },
+    }
+
+
+def test_a_response_that_is_not_streamed_has_the_code() -> None:
+    error = aborted("/v1/responses", {"input": "x", "stream": False})["error"]
+    assert (error["code"], error["type"]) == ("weights_changed", "server_error")
 
 
 def test_a_stream_that_has_shown_nothing_is_whole_and_of_the_other_weights(
