@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from tests.chaos.disturbances import KINDS, Kind, await_moment
 from tests.chaos.document import write_section
@@ -76,7 +77,10 @@ def _run(options: argparse.Namespace, outcomes: list[Outcome]) -> Undisturbed:
     flags = ["--ep-size", str(options.ep_size), "--http-servers", str(NUM_HTTP_SERVERS)]
     flags += ["--set", "cell.step_timeout_floor_seconds=4", "--set", "cell.step_timeout_factor=10"]
     flags += ["--set", "http.access_log=false", "--deterministic"]
-    with Served(*flags, environment=ENVIRONMENT) as served:
+    with (
+        TemporaryDirectory() as state,
+        Served(*flags, "--state-dir", state, environment=ENVIRONMENT) as served,
+    ):
         served.wait_until_ready(seconds=330.0)
         undisturbed = _undisturbed(served, options)
 
@@ -155,9 +159,9 @@ def _evict(served: Served) -> None:
 def _about(options: argparse.Namespace, undisturbed: Undisturbed) -> str:
     return (
         f"EP {options.ep_size} on one host, {NUM_HTTP_SERVERS} HTTP servers, {options.streams} greedy streams of "
-        f"{options.max_tokens} tokens at a time ({undisturbed.seconds:.0f} s undisturbed), deterministic numerics. "
-        "Every stream was compared token by token with an undisturbed run, and after each disturbance the cell had to "
-        "be ready, with all HTTP servers, no request and no lease left."
+        f"{options.max_tokens} tokens at a time ({undisturbed.seconds:.0f} s undisturbed), deterministic numerics, "
+        "routes on disk (`--state-dir`). Every stream was compared token by token with an undisturbed run, and after "
+        "each disturbance the cell had to be ready, with all HTTP servers, no request and no lease left."
     )
 
 

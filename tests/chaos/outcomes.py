@@ -22,7 +22,7 @@ LEGEND = (
     "connection was not one of a killed HTTP server's, or with anything but one error at the end. "
     "*Recovery*: from the break that the engine found to the next step. *Pause*: the longest time after the "
     "disturbance in which no stream at all got a token, so with what it took to find the break. *Replayed*: of the "
-    "known tokens of requests that lost their KV, those that had their routes."
+    "known tokens of requests that lost their KV or their engine, those that had their routes."
 )
 
 
