@@ -89,7 +89,7 @@ def test_a_rank_of_another_cell_does_not_count_as_one_of_this() -> None:
         options = replace(
             context.group_options,
             store_port=store.port,
-            join_timeout_seconds=0.5,
+            join_timeout_seconds=2.0,
             group_name=f"cell {context.rank}",
         )
         with pytest.raises(CellError) as caught:
