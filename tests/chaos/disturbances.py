@@ -168,7 +168,7 @@ KINDS = (
     Kind("the engine", _signal_engine(SIGKILL)),
     Kind("the engine hangs (SIGSTOP)", _signal_engine(SIGSTOP)),
     Kind("the engine, and one of its ports is taken", _take_port_of_engine),
-    Kind("a rank, and the engine meanwhile", _kill_engine_meanwhile, 2),
+    Kind("a rank, and the engine meanwhile", _kill_engine_meanwhile, num_starts=1),
 )
 
 

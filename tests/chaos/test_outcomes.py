@@ -127,6 +127,11 @@ def test_who_dies_while_others_load_takes_another_start(
     assert [found.took_starts(n) for n in (0, 2, 3)] == [True, num_starts >= 2, num_starts >= 3]
 
 
+def test_an_engine_that_dies_when_the_ranks_are_together_again_came_too_late() -> None:
+    assert recoveries(log_of("s", "m1", "e1")).took_starts(1)
+    assert not recoveries(log_of("s", "m1", "r1", "m2", "e2")).took_starts(1)
+
+
 def test_what_was_seen_of_a_disturbance_is_counted_and_judged() -> None:
     cut = Stream([1], ["broken"], token_times=[1.0, 7.0], client=LOST)
     wrong = replace(cut, client=OTHER)
