@@ -9,7 +9,7 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.helpers.scripted_engine import ScriptedEngine
+from tests.helpers.scripted_engine import ScriptedEngine, wait_until
 from tests.router_service.http.helpers import (
     CHAT,
     COMPLETIONS,
@@ -106,9 +106,9 @@ def test_a_stop_string_ends_its_own_choice_only() -> None:
 def test_a_client_that_leaves_takes_all_its_choices_along() -> None:
     with make_engine(held=True) as engine, running_server(engine) as (client, _):
         with pytest.raises(httpx.ReadTimeout):
-            client.post(COMPLETIONS, json=completion_body(n=3, max_tokens=5), timeout=1.0)
-        while len(engine.aborts) < 3:
-            assert client.get("/health/live").status_code == 200
+            client.post(COMPLETIONS, json=completion_body(n=3, max_tokens=5), timeout=2.0)
+        wait_until(lambda: len(engine.aborts) == 3)
+        assert client.get("/health/live").status_code == 200
     assert sorted(engine.aborts) == sorted(submit.request_id for submit in engine.submits)
 
 
