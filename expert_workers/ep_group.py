@@ -16,6 +16,7 @@ from torch._C._distributed_c10d import (
     Store,
     TCPStore,
 )  # typed here, re-exported untyped
+from torch.distributed.distributed_c10d import _set_pg_timeout, _world
 
 from cluster.errors import CellError, ConfigError
 from cluster.types import ExchangeKind
@@ -29,6 +30,11 @@ MAX_SILENT_ATTEMPTS = 3
 """In a row, before a store that neither answers nor refuses counts as gone."""
 CONNECT_SECONDS = 30.0
 """For all of them."""
+MEET_SECONDS = 30.0
+"""For each connection between ranks that have all arrived. gloo tries five times, whatever it is told in between, to
+reach a rank that died when it had said where it listens."""
+MEET_AGAIN_SECONDS = 5.0
+"""The same after a loss, when another one is likelier and a meeting that fails is followed by the next."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +46,7 @@ class GroupOptions:
     group_name:    of the cell alone, so that none but its ranks meet there; the store itself asks nobody who they are
     join_timeout_seconds:      until all ranks are there; weights may still be loading elsewhere
     exchange_timeout_seconds:  of every exchange afterwards
+    meet_timeout_seconds:      of each connection before, with gloo
     """
 
     rank: int
@@ -51,6 +58,7 @@ class GroupOptions:
     join_timeout_seconds: float
     exchange_timeout_seconds: float
     group_name: str = "ep_group"
+    meet_timeout_seconds: float = MEET_SECONDS
 
 
 class EpGroup:
@@ -79,6 +87,7 @@ class EpGroup:
             store_address=store_address,
             store_port=store_port,
             join_timeout_seconds=timeout_seconds,
+            meet_timeout_seconds=MEET_AGAIN_SECONDS,
         )
         store = connect_store(options)
         self.process_group = _join(options, store)
@@ -151,19 +160,30 @@ def _join(options: GroupOptions, store: Store) -> dist.ProcessGroup:
     interface = interface_of(options.host_address)
     os.environ.update(interface_settings(options.exchange, interface))
     _wait_for_all_ranks(options, store)
+    seconds = options.exchange_timeout_seconds
+    if options.exchange == "gloo":
+        seconds = min(seconds, options.meet_timeout_seconds)
     try:
         dist.init_process_group(
             backend=options.exchange,
             store=PrefixStore("ep_group", store),
             rank=options.rank,
             world_size=options.ep_size,
-            timeout=timedelta(seconds=options.exchange_timeout_seconds),
+            timeout=timedelta(seconds=seconds),
         )
     except RuntimeError as error:
+        _forget_failed_group()
         raise _cannot_join(options, f"interface {interface}: {error}") from error
     group = dist.group.WORLD
     assert group is not None
+    _set_pg_timeout(timedelta(seconds=options.exchange_timeout_seconds), group)
     return group
+
+
+def _forget_failed_group() -> None:
+    """torch names the keys of a group by how many came before, and counts one that failed for ever: its rank would
+    look for the next one under another name than new processes do."""
+    _world.group_count = 0
 
 
 def leave_group() -> None:

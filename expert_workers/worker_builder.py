@@ -20,7 +20,7 @@ from expert_workers.dispatch.base import Dispatcher
 from expert_workers.dispatch.load import LoadCountingDispatcher
 from expert_workers.dispatch.local import LocalDispatcher
 from expert_workers.dispatch.negotiated import NegotiatedDispatcher
-from expert_workers.ep_group import EpGroup, GroupOptions, connect_store, join_group
+from expert_workers.ep_group import MEET_SECONDS, EpGroup, GroupOptions, connect_store, join_group
 from expert_workers.exchange.base import Exchange
 from expert_workers.known_sequences import KnownSequences
 from expert_workers.kv_pool import KVPool
@@ -44,6 +44,7 @@ class WorkerOptions:
                                (config, tokenizer, end-of-sequence ids) stays that of model_dir
     placement:                 None: contiguous
     group_name:                of the cell alone
+    meet_timeout_seconds:      see GroupOptions
     """
 
     model_dir: Path
@@ -64,6 +65,7 @@ class WorkerOptions:
     weights_dir: Path | None = None
     placement: ExpertPlacement | None = None
     group_name: str = "ep_group"
+    meet_timeout_seconds: float = MEET_SECONDS
 
     @property
     def served_dir(self) -> Path:
@@ -82,6 +84,7 @@ class WorkerOptions:
             join_timeout_seconds=self.join_timeout_seconds,
             exchange_timeout_seconds=self.exchange_timeout_seconds,
             group_name=self.group_name,
+            meet_timeout_seconds=self.meet_timeout_seconds,
         )
 
 

@@ -14,7 +14,7 @@ from cluster.types import Rank
 from deploy.cell_plan import CellPlan
 from deploy.lost_hosts import end_connections_to
 from expert_workers.device import detect_devices, rank_device, use_one_compute_thread
-from expert_workers.ep_group import host_store
+from expert_workers.ep_group import MEET_AGAIN_SECONDS, MEET_SECONDS, host_store
 from expert_workers.worker import ExpertWorker as Worker
 from expert_workers.worker_builder import (
     LoadedParts,
@@ -91,9 +91,15 @@ class ExpertWorker:
     ) -> LoadedRank:
         """Where all ranks do so at once: at the start."""
         self.load()
-        return self.join(store_address, store_port, timeout_seconds)
+        return self.join(store_address, store_port, timeout_seconds, MEET_SECONDS)
 
-    def join(self, store_address: str, store_port: int, timeout_seconds: float) -> LoadedRank:
+    def join(
+        self,
+        store_address: str,
+        store_port: int,
+        timeout_seconds: float,
+        meet_timeout_seconds: float = MEET_AGAIN_SECONDS,
+    ) -> LoadedRank:
         """The group that meets there, with what was loaded."""
         assert self._loaded is not None, "join before load"
         options, parts = self._loaded
@@ -103,6 +109,7 @@ class ExpertWorker:
             store_address=store_address,
             store_port=store_port,
             join_timeout_seconds=timeout_seconds,
+            meet_timeout_seconds=meet_timeout_seconds,
         )
         self._worker = place_in_group(where, parts)
         return LoadedRank(os.getpid(), _place(), ray.get_runtime_context().get_node_id())

@@ -1,12 +1,15 @@
 """Meeting of ranks: interfaces, missing ranks, stores that are not there."""
 
 import contextlib
+import multiprocessing
 import os
 import re
+import signal
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import timedelta
 
 import psutil
 import pytest
@@ -173,6 +176,65 @@ def test_a_closed_group_can_be_joined_again() -> None:
         return context.rank
 
     assert run_ranks(2, join_twice) == [0, 1]
+
+
+def test_ranks_whose_meeting_broke_off_half_way_meet_new_ones_at_the_next() -> None:
+    next_store = host_store(LOOPBACK, 0, 20.0)
+    port = multiprocessing.get_context("fork").SimpleQueue()
+
+    def meet(context: RankContext) -> list[int]:
+        if context.rank == 0:
+            store = host_store(LOOPBACK, 0, 20.0)
+            peer = connect_store(replace(context.group_options, store_port=store.port))
+            peer.set("arrived/0", LOOPBACK)
+            port.put(store.port)
+            peer.wait(["arrived/1"], timedelta(seconds=20))
+            peer.get("ep_group/0//cpu//0/1")  # it says where it listens, and looks for rank 0
+            del store, peer
+        else:
+            first = replace(context.group_options, store_port=port.get())
+            with pytest.raises(CellError, match=r"rank 1 .* could not join"):
+                join_group(first, connect_store(first))
+        second = replace(context.group_options, store_port=next_store.port)
+        group = join_group(second, connect_store(second))
+        splits = TorchGroupExchange(group.process_group).exchange_counts(torch.tensor([1, 2]))
+        return list(splits.recv)
+
+    assert run_ranks(2, meet) == [[1, 1], [2, 2]]
+
+
+def test_a_rank_that_dies_while_others_connect_to_it_holds_them_for_a_bounded_time() -> None:
+    """Before the third says where it listens, the first waits for that, with the second already there."""
+    store = host_store(LOOPBACK, 0, 20.0)
+    third = multiprocessing.get_context("fork").SimpleQueue()
+
+    def meet(context: RankContext) -> float:
+        options = replace(context.group_options, store_port=store.port, meet_timeout_seconds=1.0)
+        peer = connect_store(options)
+        if context.rank == 1:
+            peer.set("arrived/1", LOOPBACK)
+            peer.get("ep_group/0//cpu//0/2")
+            os.kill(third.get(), signal.SIGKILL)
+        if context.rank == 2:
+            third.put(os.getpid())
+        began = time.monotonic()
+        with contextlib.suppress(CellError):
+            join_group(options, peer)
+        return time.monotonic() - began
+
+    waited = run_ranks(3, meet, may_die=frozenset({2}), exchange_timeout_seconds=120.0)
+    assert max(waited[:2]) < 30.0
+
+
+def test_an_exchange_may_take_longer_than_the_meeting_before_it() -> None:
+    def exchange(context: RankContext) -> list[int]:
+        options = replace(context.group_options, meet_timeout_seconds=3.0)
+        ranks = TorchGroupExchange(join_group(options, context.store()).process_group)
+        if context.rank == 1:
+            time.sleep(4.0)  # of a slow rank
+        return list(ranks.exchange_counts(torch.tensor([1, 2])).recv)
+
+    assert run_ranks(2, exchange) == [[1, 1], [2, 2]]
 
 
 def test_the_helper_names_the_rank_that_raised() -> None:
