@@ -114,6 +114,12 @@ class StateDirectory:
         """What was set aside last. Raises OSError."""
         return _state_files(self.path / _SET_ASIDE)
 
+    def newest_generation_aside(self) -> int:
+        """Of what was set aside last: whoever is here now numbers its files from the next, so that none that moves
+        ever meets one of its name. 0 where nothing was. Raises OSError."""
+        names = (_NAME.fullmatch(file.name) for file in self.files_aside())
+        return max((int(name[2]) for name in names if name), default=0)
+
     def set_aside(self, files: list[Path], returning: Sequence[Path] = ()) -> None:
         """Out of the way of this cell, in the place of what was set aside before, some of which returns. Raises
         OSError."""

@@ -95,12 +95,13 @@ class Journal:
                 kept = find_kept(self._directory, self._header, self._sizes)
                 kept.keep_newest(max_route_blocks, max_score_blocks)
                 into.fill(kept)
+            aside = self._directory.newest_generation_aside()
         except OSError as error:
             raise ConfigError(
                 f"--state-dir {self._directory.path}: {error.strerror or error}"
             ) from error
         self._blocks_loaded = kept.num_route_blocks
-        self._generation = max([self._generation, *(file.generation for file in kept.files)])
+        self._generation = max([self._generation, aside, *(file.generation for file in kept.files)])
         self._begin(with_snapshot=False, expected_bytes=0)
         expected = self._sizes.stored_bytes(kept.num_route_blocks, kept.num_score_blocks)
         self._is_owed = (

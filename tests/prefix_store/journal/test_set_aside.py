@@ -55,6 +55,17 @@ def test_what_was_set_aside_is_taken_back_also_from_a_mistaken_start_that_left_n
     ]
 
 
+def test_files_are_numbered_from_those_that_lie_aside_so_that_no_two_meet_under_one_name(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "journal-50.state").write_bytes(file_start(MISTAKEN))
+    close(open_store(tmp_path))
+    (first,) = tmp_path.glob("*.state")
+    first.unlink()  # as if that start had left nothing
+    close(open_store(tmp_path))
+    assert [file.name for file in tmp_path.glob("*.state")] == ["journal-51.state"]
+
+
 @pytest.mark.parametrize(
     "places",
     [
