@@ -26,7 +26,7 @@ from deploy.pulse import killed_after
 PULSE_SECONDS = 3.0
 """A process that does not say within this time that it lives hangs."""
 SILENCE_SECONDS = 5.0
-"""After so long, and then twice as long each time, who loads is asked for a sign of life."""
+"""After so long, and then twice as long each time, who loads or is to say where to meet is asked for a sign of life."""
 DEATH_SECONDS = 2.0
 """Within this time Ray tells that a process has died; an exchange that broke without a death has another reason."""
 
@@ -100,7 +100,7 @@ class _Attempt:
     due_seconds: float
     """When they have to have answered."""
     ask_at: float
-    """When those who load are asked for a sign of life."""
+    """When all are asked for a sign of life, if they have not been told by then."""
     patience: float = SILENCE_SECONDS
     joins: dict[int, Call] = field(default_factory=dict)
     is_told: bool = False
@@ -252,6 +252,8 @@ class RankRecovery:
         if not attempt.is_told:
             if self._have_let_go(attempt) and self._have_loaded(attempt):
                 self._tell(attempt)
+            if attempt is self._attempt and not attempt.is_told:
+                self._ask_who_takes_long(attempt)
             return
         for rank, call in list(attempt.joins.items()):
             done, result = self._processes.result(call)
@@ -290,12 +292,15 @@ class RankRecovery:
             if done and load.weights != self._engine.weights:
                 self._load(rank)
             loading = loading or not done or load.weights != self._engine.weights
+        return not loading
+
+    def _ask_who_takes_long(self, attempt: _Attempt) -> None:
+        """To load, or to say where to meet."""
         now = self._clock()
-        if loading and now >= attempt.ask_at:
+        if now >= attempt.ask_at:
             attempt.patience *= 2
             attempt.ask_at = now + attempt.patience
             self._ask_for_pulses()
-        return not loading
 
     def _tell(self, attempt: _Attempt) -> None:
         done, result = self._processes.result(attempt.rendezvous)

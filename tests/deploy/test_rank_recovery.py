@@ -410,6 +410,19 @@ def test_a_group_that_does_not_come_together_is_replaced_by_another() -> None:
     assert cell.ticks() == [("join", 1), ("run in 2", 1)]
 
 
+def test_a_host_of_the_rendezvous_that_hangs_is_replaced_and_another_is_asked() -> None:
+    cell = Cell()
+    host = cell.processes.answers.pop(("host", 0))
+    cell.processes.answers |= {("pulse", rank): True for rank in (1, 2)}
+    cell.processes.answers["host", 2] = host
+    cell.recovery.lost(1, "SIGKILL")
+    cell.ticks()
+    assert cell.ticks(SILENCE_SECONDS) == [("pulse", 0), ("pulse", 1), ("pulse", 2)]
+    assert cell.ticks(PULSE_SECONDS)[:4] == [("kill", 0), ("start", 0), ("load", 0), ("host", 2)]
+    assert not cell.recovery.is_under_way
+    assert cell.engine.lost == [1, 0]
+
+
 def test_a_host_of_the_rendezvous_that_cannot_listen_is_asked_again() -> None:
     cell = Cell()
     cell.processes.answers.pop(("host", 0))
