@@ -103,6 +103,8 @@ class _Attempt:
     """When all are asked for a sign of life, if they have not been told by then."""
     patience: float = SILENCE_SECONDS
     joins: dict[int, Call] = field(default_factory=dict)
+    weights: WeightsServed | None = None
+    """That those who join have, once they are told."""
     is_told: bool = False
 
 
@@ -257,6 +259,11 @@ class RankRecovery:
             return
         for rank, call in list(attempt.joins.items()):
             done, result = self._processes.result(call)
+            if done and attempt.weights != self._engine.weights:
+                del attempt.joins[rank]
+                self._processes.kill(rank)
+                self.lost(rank, "it had loaded other weights than are served by now")
+                return
             if done:
                 del attempt.joins[rank]
                 self._came_with[rank] = self._generation
@@ -315,6 +322,7 @@ class RankRecovery:
         joining = {rank: came for rank, came in self._came_with.items() if rank not in self._loads}
         self._engine.regroup(Regroup(self._generation, address, port, joining))
         attempt.is_told = True
+        attempt.weights = self._engine.weights
         _LOG.info(
             "ranks meet generation=%d at=%s:%d new_ranks=%r",
             *(self._generation, address, port, sorted(self._loads)),

@@ -423,6 +423,20 @@ def test_a_host_of_the_rendezvous_that_hangs_is_replaced_and_another_is_asked() 
     assert cell.engine.lost == [1, 0]
 
 
+def test_one_that_joins_with_weights_that_are_no_longer_served_does_not_serve() -> None:
+    cell = Cell()
+    joined = cell.processes.answers.pop(("join", 1))
+    cell.recovery.lost(1, "SIGKILL")
+    assert cell.ticks()[-1] == ("join", 1)
+    cell.engine.weights = WeightsServed("/weights/8", "eighth")
+    cell.processes.answers["join", 1] = joined
+    assert cell.ticks() == [
+        *(("kill", 1), ("start", 1), ("load", 1), ("host", 0), ("join", 1), ("run in 2", 1))
+    ]
+    assert cell.processes.model_dirs == ["/weights/7", "/weights/8"]
+    assert cell.engine.lost == [1, 1]
+
+
 def test_a_host_of_the_rendezvous_that_cannot_listen_is_asked_again() -> None:
     cell = Cell()
     cell.processes.answers.pop(("host", 0))
